@@ -1,0 +1,233 @@
+"""inspect: what a model or a checkpoint holds, parameter by parameter, read from the numbers themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from asp_kernels import SparseConv2d, SparseLinear
+from asp_kernels.validate import code_bytes
+from asp_toolkit.errors import AspError
+from asp_toolkit.exporters.loading import opened
+from asp_toolkit.exporters.manifest import NAME, read
+from asp_toolkit.masks import bare
+from asp_toolkit.patterns import NM
+from asp_toolkit.views import views
+
+PATTERNS = (NM(1, 16), NM(1, 8), NM(1, 4), NM(2, 4), NM(4, 8), NM(8, 16), NM(16, 32))
+"""What is looked for: the sparsest first, and of equal ones the smallest group, which implies the larger."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One parameter.
+
+    layer:   class of the layer that owns it; "" where a file does not say
+    pattern: the sparsest of PATTERNS that its zeros hold, or None
+    density: share of entries that are not zero
+    bytes_dense, bytes_packed: as it is stored densely, and packed by `pattern`
+    skipped: why it holds no pattern, or None
+    """
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    pattern: str | None
+    density: float
+    bytes_dense: int
+    bytes_packed: int | None
+    skipped: str | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over rows.
+
+    density_pruned: of the parameters that hold a pattern
+    bytes_packed:   these packed, the rest dense
+    """
+
+    parameters: int
+    pruned: int
+    entries: int
+    density: float
+    density_pruned: float
+    bytes_dense: int
+    bytes_packed: int
+    pruned_bytes_dense: int
+    pruned_bytes_packed: int
+
+
+def held_pattern(matrix: Tensor, run: int) -> NM | None:
+    """The sparsest of PATTERNS that a (rows, cols) matrix holds along runs of `run` entries; None where all are zeros."""
+    keep = matrix != 0
+    if not bool(keep.any()):
+        return None
+    return next((p for p in PATTERNS if p.why_not(keep.shape[0], run) is None and p.holds(keep)), None)
+
+
+def _row(name: str, layer: str, tensor: Tensor, matrix: Tensor | None, run: int, reason: str | None) -> LayerRow:
+    nonzero = int(tensor.count_nonzero())
+    density = nonzero / max(1, tensor.numel())
+    found = None if matrix is None else held_pattern(matrix, run)
+    packed = None
+    if found is not None and matrix is not None:
+        rows, cols = matrix.shape
+        packed = rows * (cols // found.m * found.n * tensor.element_size() + code_bytes(cols, found.n, found.m))
+        reason = None
+    elif reason is None:
+        reason = "all zeros" if nonzero == 0 else f"dense: its zeros ({1 - density:.1%}) hold no N:M pattern"
+    return LayerRow(
+        name, layer, tuple(tensor.shape), found.name if found else None, density, tensor.nbytes, packed, reason
+    )
+
+
+def _of_packed_layer(name: str, module: SparseLinear | SparseConv2d) -> LayerRow:
+    weight = module.weight
+    density = int(weight.count_nonzero()) / max(1, weight.numel())
+    held = module.values.nbytes + module.codes.nbytes
+    return LayerRow(
+        name, type(module).__name__, tuple(weight.shape), f"{module.n}:{module.m}", density, weight.nbytes, held, None
+    )
+
+
+def _of_model(model: nn.Module) -> Iterator[LayerRow]:
+    model = bare(model)
+    for prefix, module in model.named_modules():
+        if isinstance(module, SparseLinear | SparseConv2d):
+            yield _of_packed_layer(f"{prefix}.weight" if prefix else "weight", module)
+    slots = dict(model.named_parameters(remove_duplicate=False))
+    for name, module, view in views(model):
+        tensor = slots[name].detach()
+        if tensor.is_meta:
+            raise AspError(f"inspect: '{name}' is on the meta device and has no values; load its weights first")
+        matrix, run, reason = (None, 0, view) if isinstance(view, str) else (view.matrix(tensor), view.run, view.reason)
+        yield _row(name, type(module).__name__, tensor, matrix, run, reason)
+
+
+def _of_tensor(name: str, tensor: Tensor) -> LayerRow:
+    """A tensor whose layer is unknown: read as Linear where it has two dimensions, as a convolution with more."""
+    if not tensor.is_floating_point():
+        return _row(name, "", tensor, None, 0, f"{str(tensor.dtype).removeprefix('torch.')}, not floating point")
+    if tensor.ndim < 2:
+        return _row(name, "", tensor, None, 0, "vector (bias, norm or scale)")
+    order = (0, *range(2, tensor.ndim), 1)
+    matrix = tensor.permute(order).reshape(tensor.shape[0], tensor[:1].numel())
+    return _row(name, "", tensor, matrix, tensor.shape[1], None)
+
+
+def _of_export(folder: Path) -> Iterator[LayerRow]:
+    manifest = read(folder)
+    with opened(folder, manifest) as stored:
+        for name in sorted(stored.parameters()):
+            entry = manifest.parameters.get(name)
+            if entry is None:
+                row = _of_tensor(name, stored.tensor(name))
+                reason = manifest.skipped.get(name)
+                yield (
+                    row
+                    if reason is None
+                    else LayerRow(**{**vars(row), "pattern": None, "bytes_packed": None, "skipped": reason})
+                )
+                continue
+            tensor = (
+                stored.tensor(name) if manifest.format == "dense" else entry.unmatrix(stored.packed(name).to_dense())
+            )
+            yield _row(name, "", tensor, entry.matrix(tensor), entry.shape[entry.axis], None)
+
+
+def _of_safetensors(files: list[Path]) -> Iterator[LayerRow]:
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as opened_file:
+                for name in opened_file.keys():  # noqa: SIM118 - not a mapping
+                    yield _of_tensor(name, opened_file.get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise AspError(f"inspect: {path}: cannot be read: {error}") from error
+
+
+def _of_torch_file(path: Path) -> Iterator[LayerRow]:
+    try:
+        state: Any = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise AspError(f"inspect: {path}: cannot be read with weights_only=True: {error}") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    tensors = {str(k): v for k, v in state.items() if isinstance(v, Tensor)} if isinstance(state, Mapping) else {}
+    if not tensors:
+        raise AspError(f"inspect: {path}: expected a state dict of tensors, got {type(state).__name__}")
+    for name, tensor in tensors.items():
+        yield _of_tensor(name, tensor)
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The weights files of a folder as transformers writes them."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise AspError(f"inspect: {index}: damaged: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise AspError(f"inspect: {index}: {name!r} is not the name of a file in the folder")
+    return [folder / name for name in names]
+
+
+def inspect(target: str | Path | nn.Module) -> list[LayerRow]:
+    """One row per parameter of a model, a .safetensors or .pt state dict, an export folder, or a transformers folder.
+
+    Nothing is executed from a file (`weights_only`).
+
+    Raises:
+        AspError: there is nothing to inspect at `target`, or it cannot be read.
+    """
+    if isinstance(target, nn.Module):
+        with torch.no_grad():
+            return list(_of_model(target))
+    path = Path(target)
+    if path.is_dir():
+        if (path / NAME).is_file():
+            return list(_of_export(path))
+        shards = _shards(path)
+        if shards:
+            return list(_of_safetensors(shards))
+        files = sorted(path.glob("*.bin"))
+        if files:
+            return [row for file in files for row in _of_torch_file(file)]
+        raise AspError(f"inspect: {path} holds no {NAME} and no weights files; name an export, or a file of weights")
+    if not path.is_file():
+        raise AspError(f"inspect: {path} does not exist")
+    return list(_of_safetensors([path]) if path.suffix == ".safetensors" else _of_torch_file(path))
+
+
+def totals(rows: list[LayerRow]) -> Totals:
+    """Sums over `rows`; densities are shares of entries that are not zero."""
+
+    def entries(some: list[LayerRow]) -> tuple[int, float]:
+        sizes = [torch.Size(row.shape).numel() for row in some]
+        return sum(sizes), sum(row.density * size for row, size in zip(some, sizes, strict=True)) / max(1, sum(sizes))
+
+    held = [row for row in rows if row.pattern is not None]
+    count, density = entries(rows)
+    return Totals(
+        parameters=len(rows),
+        pruned=len(held),
+        entries=count,
+        density=density,
+        density_pruned=entries(held)[1],
+        bytes_dense=sum(row.bytes_dense for row in rows),
+        bytes_packed=sum(row.bytes_dense if row.bytes_packed is None else row.bytes_packed for row in rows),
+        pruned_bytes_dense=sum(row.bytes_dense for row in held),
+        pruned_bytes_packed=sum(row.bytes_packed or 0 for row in held),
+    )

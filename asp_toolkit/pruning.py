@@ -1,0 +1,211 @@
+"""prune: choose the layers, score, mask, zero. Every layer left dense has its reason."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from asp_toolkit.errors import AspError, closest
+from asp_toolkit.masks import MaskSet, bare, whole
+from asp_toolkit.patterns import Pattern, parse
+from asp_toolkit.scores import SCORES, Score
+from asp_toolkit.views import View, views
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which layers get which pattern.
+
+    include, exclude: globs over layer or parameter names ("layer1.*", "fc"), or layer types ("Linear", also the base
+    class of a subclass); exclude wins. pattern and score: as a recipe spells them, or the objects themselves.
+    """
+
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    pattern: str | Pattern = "2:4"
+    score: str | Score = "magnitude"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What will be pruned how, and why the rest stays dense."""
+
+    chosen: dict[str, tuple[View, nn.Parameter, Pattern, Score]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def _resolve_pattern(pattern: str | Pattern) -> Pattern:
+    return parse(pattern) if isinstance(pattern, str | int) else pattern  # a number: an unquoted 2:4 of YAML 1.1
+
+
+def resolve_score(score: str | Score) -> Score:
+    """A score by its name in SCORES or as package.module:function.
+
+    Raises:
+        AspError: there is none of that name.
+    """
+    if not isinstance(score, str):
+        return score
+    if score in SCORES:
+        return SCORES[score]
+    module, colon, name = score.partition(":")
+    if not colon:
+        raise AspError(f"unknown score '{score}'; {closest(score, SCORES)}; or write package.module:function")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise AspError(f"score '{score}': {error}") from error
+    if not callable(found):
+        raise AspError(f"score '{score}': expected a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _labels(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Everything a rule may call the parameter by that stands under `names`."""
+    labels: set[str] = set()
+    for name in names:
+        prefix = name.rpartition(".")[0]
+        kinds = [kind for kind in type(model.get_submodule(prefix)).__mro__ if issubclass(kind, nn.Module)]
+        labels |= {name, prefix, *(kind.__name__ for kind in kinds if kind is not nn.Module)}
+    return labels - {""}
+
+
+def _why_not_dtype(dtype: torch.dtype) -> str | None:
+    if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        return None
+    return f"expected 16-, 32- or 64-bit floats to score, got {dtype}"
+
+
+def _matches(globs: Iterable[str], labels: set[str]) -> bool:
+    return any(fnmatchcase(label, glob) for glob in globs for label in labels)
+
+
+def _refuse_globs_without_match(rules: Sequence[Rule], everything: Sequence[set[str]]) -> None:
+    if not everything:
+        return  # a model without parameters: `choose` says so
+    known = set().union(*everything)
+    for number, rule in enumerate(rules):
+        for key in ("include", "exclude"):
+            for glob in getattr(rule, key):
+                if not any(fnmatchcase(label, glob) for label in known):
+                    place = f"prune.rules.{number}.{key}"
+                    hint = closest(glob, known)
+                    raise AspError(f"{place}: '{glob}' matches no layer name and no layer type; {hint}")
+
+
+def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
+    """Decide for every parameter, changing nothing.
+
+    Raises:
+        AspError: a glob matches nothing, two rules match one layer, or a pattern or score is unknown.
+    """
+    model = bare(model)
+    resolved = [(rule, _resolve_pattern(rule.pattern), resolve_score(rule.score)) for rule in rules]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names: dict[int, list[str]] = {}  # several where tensors are tied
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    everything = [(name, _labels(model, names[id(parameters[name])]), found) for name, _, found in views(model)]
+    _refuse_globs_without_match(rules, [labels for _, labels, _ in everything])
+    choice = Choice()
+    for name, labels, found in everything:
+        if isinstance(found, str):
+            choice.skipped[name] = found
+            continue
+        including = [i for i, (rule, _, _) in enumerate(resolved) if _matches(rule.include, labels)]
+        matching = [i for i in including if not _matches(resolved[i][0].exclude, labels)]
+        if len(matching) > 1:
+            places = " and ".join(f"prune.rules.{i}" for i in matching)
+            raise AspError(
+                f"'{name}' is matched by {places}; exclude it from all but one, so that the order does not matter"
+            )
+        if not matching:
+            choice.skipped[name] = "excluded by a rule" if including else "matched by no rule"
+            continue
+        _, pattern, score = resolved[matching[0]]
+        reason = found.reason or _why_not_dtype(parameters[name].dtype)
+        unfit = pattern.why_not(found.rows, found.run)
+        if reason or unfit:
+            choice.skipped[name] = reason or f"{pattern.name} does not fit: {unfit}"
+        else:
+            choice.chosen[name] = (found, parameters[name], pattern, score)
+    if not choice.chosen:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(choice.skipped.items())[:8])
+        raise AspError(f"nothing to prune: every parameter stays dense ({reasons or 'the model has no parameters'})")
+    return choice
+
+
+def _globs(given: str | Sequence[str] | None, default: Sequence[str]) -> Sequence[str]:
+    if given is None:
+        return default
+    return (given,) if isinstance(given, str) else tuple(given)  # "fc" is one glob, not a sequence of two
+
+
+@torch.no_grad()
+def prune(
+    model: nn.Module,
+    pattern: str | Pattern = "2:4",
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    score: str | Score = "magnitude",
+    rules: Sequence[Rule] | None = None,
+) -> MaskSet:
+    """Prune `model` once, in place: masks from scores, dropped entries set to +0.0 (arXiv 2104.08378, sec. 4).
+
+    `pattern`, `include`, `exclude`, `score` make one rule; `rules` gives several instead. Nothing is changed when an
+    error is raised. The process's random state is not touched.
+
+    Returns:
+        A MaskSet that accounts for every parameter: a mask, or the reason it stays dense.
+
+    Raises:
+        AspError: as `choose`; or a chosen weight has NaN or infinite entries, or no data (meta device).
+    """
+    if rules is not None and (include is not None or exclude is not None):
+        raise AspError("prune: give either rules or include/exclude, not both")
+    if rules is None:
+        rules = [Rule(_globs(include, ("*",)), _globs(exclude, ()), pattern, score)]
+    choice = choose(model, rules)
+    for name, (_, parameter, _, _) in choice.chosen.items():
+        if parameter.is_meta:
+            raise AspError(f"'{name}' is on the meta device, without values to score; load its weights first")
+        if not torch.isfinite(whole(parameter)).all():
+            raise AspError(f"'{name}' has NaN or infinite entries; nothing was pruned")
+    masks = {}
+    for name, (view, parameter, kind, scorer) in choice.chosen.items():
+        scores = scorer(view.matrix(whole(parameter.detach())), None)
+        if scores.shape != (view.rows, view.cols):
+            shapes = f"expected shape {(view.rows, view.cols)}, got {tuple(scores.shape)}"
+            raise AspError(f"score of '{name}': {shapes}; nothing was pruned")
+        if torch.isnan(scores).any():
+            raise AspError(f"score of '{name}' has NaN entries, which have no order; nothing was pruned")
+        masks[name] = view.unmatrix(kind.mask(scores)).contiguous()
+    made = MaskSet(masks, choice.skipped, {name: kind.name for name, (_, _, kind, _) in choice.chosen.items()})
+    made = made.placed_like(model)
+    made.apply_(model)
+    return made
+
+
+@torch.no_grad()
+def masks_from_zeros(model: nn.Module, pattern: str | Pattern = "2:4", include: Sequence[str] | None = None) -> MaskSet:
+    """Masks of a model that is sparse already: the zeros it has are the dropped entries.
+
+    A group with more zeros than the pattern asks for keeps only its nonzero entries: none of its zeros comes back
+    in training. A layer whose zeros do not obey the pattern is skipped with that reason; the model is not changed.
+    """
+    choice = choose(model, [Rule(_globs(include, ("*",)), (), pattern)])
+    masks, patterns, skipped = {}, {}, dict(choice.skipped)
+    for name, (view, parameter, kind, _) in choice.chosen.items():
+        keep: Tensor = whole(parameter.detach()) != 0
+        if kind.holds(view.matrix(keep)):
+            masks[name], patterns[name] = keep, kind.name
+        else:
+            skipped[name] = f"its zeros do not obey {kind.name}"
+    if not masks:
+        raise AspError(f"no layer's zeros obey the pattern: {skipped}")
+    return MaskSet(masks, skipped, patterns)

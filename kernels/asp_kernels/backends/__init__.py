@@ -1,0 +1,1 @@
+"""One file per backend; `reference` is right by definition."""

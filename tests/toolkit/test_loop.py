@@ -1,0 +1,343 @@
+"""fit and evaluate: what happens at each optimizer step, and what must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from asp_toolkit.errors import AspError
+from asp_toolkit.loop import Feed, Run, evaluate, fit
+from asp_toolkit.masks import MaskSet
+from asp_toolkit.pruning import prune
+from asp_toolkit.recipe.schema import Training
+from asp_toolkit.tasks.task import Batch, Task
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}
+ADAMW = {"name": "adamw", "lr": 0.02, "weight_decay": 0.5}
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(7)
+    layers = nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.0), nn.Linear(12, 4)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batches(count: int = 6, size: int = 8, dtype: torch.dtype = torch.float32) -> list[Batch]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count * size, 8, generator=generator, dtype=torch.float64).to(dtype)
+    return list(zip(x.split(size), x[:, :4].argmax(1).split(size), strict=True))
+
+
+def task(
+    see: Callable[[nn.Module], None] = lambda model: None,
+    judge: Callable[[nn.Module], None] = lambda model: None,
+    change: Callable[[Tensor, float], Tensor] = lambda loss, smoothing: loss,
+) -> Task:
+    """Classification; `see` is called with the model before each forward pass of training, `judge` in evaluation."""
+
+    def loss(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+        see(model)
+        return change(F.cross_entropy(model(batch[0]), batch[1], label_smoothing=smoothing), smoothing)
+
+    def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        judge(model)
+        found = model(batch[0])
+        return {
+            "loss": F.cross_entropy(found.float(), batch[1], reduction="none"),
+            "accuracy": (found.argmax(1) == batch[1]).float(),
+        }
+
+    return Task("test", network, [], [], list, loss, measure, lambda model, batch: model(batch[0]))
+
+
+def feed(of: list[Batch]) -> Feed:
+    return Feed(lambda epoch, skip: of[skip:], len(of), lambda: of)
+
+
+def section(**keys: Any) -> Training:
+    return Training.model_validate({"optimizer": SGD, "epochs": 2.0, "schedule": {"name": "constant"}, **keys})
+
+
+def run(precision: str = "fp32") -> Run:
+    return Run(Accelerator(cpu=True), precision=precision)
+
+
+@contextmanager
+def watched(before: Callable[[Optimizer], None] | None, after: Callable[[Optimizer], None] | None) -> Iterator[None]:
+    """Calls around every optimizer step."""
+    handles = []
+    if before is not None:
+        handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: before(optimizer)))
+    if after is not None:
+        handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("optimizer", [SGD, {**SGD, "nesterov": True}, ADAMW, {"name": "rmsprop", "lr": 0.01}])
+@pytest.mark.parametrize(
+    ("more", "precision"),
+    [({}, "fp32"), ({"accumulate": 3}, "fp32"), ({"ema": 0.9}, "fp32"), ({"clip_norm": 0.5}, "bf16"), ({}, "fp16")],
+)
+def test_the_zero_set_is_the_masks_after_every_step(
+    optimizer: dict[str, Any], more: dict[str, Any], precision: str
+) -> None:
+    model = network()
+    masks = prune(model)
+    starts = {name: value.clone() for name, value in model.named_parameters()}
+    seen: list[dict[str, str]] = []
+    fitted = fit(
+        model,
+        task(lambda model: seen.append(masks.violations(model))),
+        section(optimizer=optimizer, **more),
+        run(precision),
+        "retrained",
+        masks=masks,
+        feed=feed(batches()),
+    )
+    assert fitted.steps == (4 if "accumulate" in more else 12)
+    assert len(seen) == 12
+    assert not any(seen)
+    assert masks.violations(model) == {}
+    for name, mask in masks.masks.items():
+        learned = model.get_parameter(name)
+        assert not torch.equal(learned[mask], starts[name][mask])
+        assert int((learned[mask] == 0).sum()) == 0
+
+
+def test_without_masks_zeros_come_back() -> None:
+    model = network()
+    masks = prune(model)
+    fit(model, task(), section(), run(), "control", feed=feed(batches()))
+    assert set(masks.violations(model)) == set(masks.masks)
+
+
+def test_gradients_of_dropped_entries_are_zero_before_clipping_and_in_the_optimizer() -> None:
+    model = network()
+    masks = prune(model)
+    norms = []
+
+    def before(optimizer: Optimizer) -> None:
+        for name, mask in masks.masks.items():
+            gradient = model.get_parameter(name).grad
+            assert gradient is not None
+            assert gradient[~mask].eq(0).all()
+            assert gradient[mask].ne(0).any()
+        norms.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item())
+
+    def after(optimizer: Optimizer) -> None:
+        for name, mask in masks.masks.items():
+            moments = optimizer.state[model.get_parameter(name)]
+            assert moments["exp_avg"][~mask].eq(0).all()
+            assert moments["exp_avg_sq"][~mask].eq(0).all()
+
+    with watched(before, after):
+        of = section(optimizer=ADAMW, clip_norm=1e-3)
+        fit(model, task(), of, run(), "retrained", masks=masks, feed=feed(batches()))
+    # clipping before zeroing would leave less than the norm it clips to
+    assert norms == pytest.approx([1e-3] * 12, rel=1e-3)
+
+
+def test_accumulated_batches_step_as_one_larger_batch() -> None:
+    small, large = batches(8, 8, torch.float64), batches(2, 32, torch.float64)
+    models = []
+    for of, accumulate in ((small, 4), (large, 1)):
+        model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4)).double()
+        model.load_state_dict({k: torch.linspace(-1, 1, v.numel()).view_as(v) for k, v in model.state_dict().items()})
+        keys = section(optimizer=ADAMW, accumulate=accumulate, clip_norm=0.1, epochs=3.0)
+        fitted = fit(model, task(), keys, run(), "dense", feed=feed(of))
+        assert (fitted.steps, fitted.epochs) == (6, 3.0)
+        models.append(model)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+
+
+def test_accumulating_more_batches_than_an_epoch_has_is_an_error() -> None:
+    with pytest.raises(AspError, match="accumulate 4 is more than the 3 batches"):
+        fit(network(), task(), section(accumulate=4), run(), "dense", feed=feed(batches(3)))
+
+
+def test_ema_is_what_is_evaluated_and_kept() -> None:
+    model = network()
+    masks = prune(model)
+    mask = masks.masks["0.weight"]
+    average: list[Tensor] = []
+    judged: list[Tensor] = []
+
+    def after(optimizer: Optimizer) -> None:
+        now = model[0].weight.detach().double() * mask
+        average.append(average[-1] * 0.8 + now * 0.2 if average else now)
+
+    with watched(None, after):
+        watch = task(judge=lambda judged_model: judged.append(judged_model.get_parameter("0.weight").clone()))
+        fit(model, watch, section(ema=0.8), run(), "retrained", masks=masks, feed=feed(batches()))
+    torch.testing.assert_close(model[0].weight.detach().double(), average[-1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(judged[-1], model[0].weight)
+    assert masks.violations(model) == {}
+
+
+def test_when_it_evaluates() -> None:
+    work = run()
+    keys = section(evaluate_every=0.5, evaluate_first=1, epochs=1.5)
+    fitted = fit(network(), task(), keys, work, "dense", feed=feed(batches()))
+    evaluated = [row["step"] for row in work.rows if "accuracy" in row]
+    assert evaluated == [1, 3, 6, 9]
+    assert [row["epoch"] for row in work.rows if "accuracy" in row] == pytest.approx([1 / 6, 0.5, 1.0, 1.5], abs=1e-4)
+    last = [row for row in work.rows if "accuracy" in row][-1]
+    assert fitted.metrics == {key: last[key] for key in ("loss", "accuracy", "samples")}
+    assert fitted.metrics["samples"] == 48
+
+
+def test_label_smoothing_reaches_the_loss() -> None:
+    seen = []
+    watch = task(change=lambda loss, smoothing: (seen.append(smoothing), loss)[1])
+    fit(network(), watch, section(label_smoothing=0.1, epochs=0.5), run(), "dense", feed=feed(batches()))
+    assert seen == [0.1] * 3
+
+
+def test_the_learning_rate_follows_its_schedule() -> None:
+    rates: list[list[float]] = []
+    with watched(lambda optimizer: rates.append([group["lr"] for group in optimizer.param_groups]), None):
+        keys = section(schedule={"name": "cosine", "warmup": 0.25, "final": 0.1})
+        work = run()
+        fit(network(), task(), keys, work, "dense", feed=feed(batches()))
+    rising = [0.2 * share for share in (1 / 3, 2 / 3, 1.0)]
+    falling = [0.2 * (0.1 + 0.9 * (1 + math.cos(math.pi * gone / 9)) / 2) for gone in range(9)]
+    for group in range(2):  # matrices, and vectors without decay
+        assert [rate[group] for rate in rates] == pytest.approx(rising + falling)
+    logged = {row["step"]: row["lr"] for row in work.rows if "lr" in row}
+    assert logged == pytest.approx({10: rates[9][0], 12: rates[11][0]})
+
+
+def test_milestones_are_epochs() -> None:
+    rates: list[float] = []
+    with watched(lambda optimizer: rates.append(optimizer.param_groups[0]["lr"]), None):
+        keys = section(schedule={"name": "step", "milestones": [0.5, 1.0], "gamma": 0.5}, accumulate=2)
+        fit(network(), task(), keys, run(), "dense", feed=feed(batches(8)))
+    assert rates == pytest.approx([0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05])
+
+
+def test_vectors_are_not_decayed() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    still = task(change=lambda loss, smoothing: loss * 0)
+    keys = section(optimizer={"name": "sgd", "lr": 0.5, "weight_decay": 0.5}, max_steps=1)
+    fit(model, still, keys, run(), "dense", feed=feed(batches()))
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value, before[name] * (0.75 if value.ndim > 1 else 1.0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_training(value: float) -> None:
+    broken = task(change=lambda loss, smoothing: loss * value)
+    with pytest.raises(AspError, match=f"dense: the loss is {value} at step 4.*clip_norm"):
+        fit(network(), broken, section(log_every=4), run(), "dense", feed=feed(batches()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_is_in_evaluation_mode_and_puts_the_mode_back(training: bool) -> None:
+    model = network().train(training)
+    modes: list[bool] = []
+    gradients: list[bool] = []
+    watch = task(judge=lambda model: (modes.append(model.training), gradients.append(torch.is_grad_enabled()))[0])
+    statistics = model[1].running_mean.clone()
+    evaluate(model, watch, run(), batches())
+    assert modes == [False] * 6
+    assert gradients == [False] * 6
+    assert model.training is training
+    assert torch.equal(model[1].running_mean, statistics)
+
+
+def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
+    modes: list[bool] = []
+    watch = task(lambda model: modes.append(all(module.training for module in model.modules())))
+    fit(network().eval(), watch, section(evaluate_every=1 / 6), run(), "dense", feed=feed(batches()))
+    assert modes == [True] * 12
+
+
+def test_the_mode_is_put_back_when_evaluation_fails() -> None:
+    model = network()
+
+    def fail(model: nn.Module) -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        evaluate(model, task(judge=fail), run(), batches())
+    assert model.training
+
+
+def test_metrics_are_means_over_samples_not_over_batches() -> None:
+    of = batches(2, 8)
+    uneven = [(of[0][0], of[0][1]), (of[1][0][:3], of[1][1][:3])]
+    model = network().eval()
+    with torch.no_grad():
+        x, y = torch.cat([x for x, _ in uneven]), torch.cat([y for _, y in uneven])
+        expected = float(F.cross_entropy(model(x), y))
+    found = evaluate(model, task(), run(), uneven)
+    assert found == {"loss": pytest.approx(expected), "accuracy": pytest.approx(found["accuracy"]), "samples": 11}
+    assert found["accuracy"] * 11 == pytest.approx(round(found["accuracy"] * 11))
+
+
+def test_nothing_to_evaluate_on_is_an_error() -> None:
+    with pytest.raises(AspError, match="no test batch"):
+        evaluate(network(), task(), run(), [])
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_arithmetic_is_in_the_runs_precision_and_weights_stay_fp32(precision: str, dtype: torch.dtype) -> None:
+    seen: set[torch.dtype] = set()
+    model = network()
+    model[4].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    fitted = fit(model, task(), section(), run(precision), "dense", feed=feed(batches()))
+    assert seen == {dtype}
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert math.isfinite(fitted.metrics["loss"])
+
+
+@pytest.mark.parametrize(("keys", "steps", "epochs"), [({"max_steps": 5}, 5, 0.8333), ({"max_steps": 50}, 12, 2.0)])
+def test_max_steps_is_a_limit(keys: dict[str, int], steps: int, epochs: float) -> None:
+    fitted = fit(network(), task(), section(**keys), run(), "dense", feed=feed(batches()))
+    assert (fitted.steps, fitted.epochs) == (steps, epochs)
+
+
+@pytest.mark.parametrize("keys", [{"epochs": 0.0}, {"max_steps": 0}, {"epochs": 0.0, "ema": 0.9}])
+def test_no_epochs_train_nothing_but_are_evaluated(keys: dict[str, float]) -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fitted = fit(model, task(), section(**keys), run(), "dense", feed=feed(batches()))
+    assert fitted.steps == 0
+    assert fitted.metrics["samples"] == 48
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_same_seed_and_stream_give_the_same_weights() -> None:
+    made = []
+    for phase in ("retrained", "control"):
+        model = nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.5), nn.Linear(12, 4))
+        model.load_state_dict({k: torch.linspace(-1, 1, v.numel()).view_as(v) for k, v in model.state_dict().items()})
+        fit(model, task(), section(), run(), phase, stream="shared", feed=feed(batches()))
+        made.append(model[0].weight)
+    assert torch.equal(*made)
+
+
+def test_masks_are_matched_by_name_on_another_copy() -> None:
+    model = network()
+    masks = MaskSet.from_zeros(model) if hasattr(MaskSet, "from_zeros") else prune(model)
+    other = network()
+    fit(other, task(), section(epochs=0.5), run(), "retrained", masks=masks, feed=feed(batches()))
+    assert masks.violations(other) == {}

@@ -1,0 +1,184 @@
+"""N:M masks against all C(M, N) masks, and against worked-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asp_toolkit.errors import AspError
+from asp_toolkit.patterns import NM, parse
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def best_by_enumeration(row: list[float], n: int, m: int) -> list[bool]:
+    """Of all masks that keep n of every m: the largest exact sum, and of those the first in index order."""
+    keep: list[bool] = []
+    for start in range(0, len(row), m):
+        group = [Fraction(value) for value in row[start : start + m]]
+        best = max(combinations(range(m), n), key=lambda kept: (sum(group[i] for i in kept), [-i for i in kept]))
+        keep += [i in best for i in range(m)]
+    return keep
+
+
+def top_by_python(scores: Tensor, n: int, m: int) -> Tensor:
+    """The n highest of every m, ties to the lower index, one group at a time."""
+    keep = torch.zeros(scores.shape, dtype=torch.bool)
+    for row, values in enumerate(scores.double().tolist()):
+        for start in range(0, len(values), m):
+            for i in sorted(range(start, start + m), key=lambda i: (-values[i], i))[:n]:
+                keep[row, i] = True
+    return keep
+
+
+@st.composite
+def rows_of_groups(draw: st.DrawFn) -> tuple[list[float], int, int]:
+    m = draw(st.integers(2, 6))
+    n = draw(st.integers(1, m - 1))
+    entry = st.one_of(
+        st.sampled_from([0.0, -0.0, 1.0, 2.0, 5e-324, 1e308]),  # many ties, subnormals, zeros of both signs
+        st.floats(allow_nan=False, allow_infinity=False),
+    )
+    groups = draw(st.integers(1, 3))
+    return draw(st.lists(entry, min_size=groups * m, max_size=groups * m)), n, m
+
+
+@given(rows_of_groups())
+def test_the_mask_is_the_best_of_all_masks(case: tuple[list[float], int, int]) -> None:
+    row, n, m = case
+    mask = NM(n, m).mask(torch.tensor([row], dtype=torch.float64))
+    assert mask[0].tolist() == best_by_enumeration(row, n, m)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (3, 4), (4, 8), (8, 16), (16, 32), (1, 2), (2, 3), (63, 64)])
+def test_any_dtype_and_size_gives_the_exact_top(n: int, m: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(8, 3 * m, generator=generator).abs().to(dtype)
+    scores[:2] = (scores[:2] * 2).round()  # ties
+    mask = NM(n, m).mask(scores)
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, top_by_python(scores, n, m))
+    assert (mask.reshape(-1, m).sum(1) == n).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subnormals_and_zeros_of_both_signs_are_ordered_by_value(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).smallest_normal / 2  # 0.0 where subnormals are flushed
+    scores = torch.tensor([[0.0, tiny, -0.0, tiny / 2], [-0.0, 0.0, -0.0, 0.0]], dtype=dtype)
+    assert NM(2, 4).mask(scores).tolist() == [[False, True, False, True], [True, True, False, False]]
+    wide = torch.cat([scores] * 8, dim=1)
+    assert torch.equal(NM(16, 32).mask(wide), top_by_python(wide, 16, 32))
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ([1e8, 1, 2, 3], [0, 3]),  # in fp32 1e8 + 1 == 1e8 + 3: sums of pairs lose the small ones
+        ([1e-30, 1e8, 1e-29, 1e-31], [1, 2]),
+        ([0, 0, 0, 0], [0, 1]),
+        ([7, 7, 7, 7], [0, 1]),
+        ([1, 2, 2, 2], [1, 2]),
+        ([0, 0, 0, 5], [0, 3]),
+    ],
+)
+def test_worked_out_groups(scores: list[float], kept: list[int]) -> None:
+    mask = NM(2, 4).mask(torch.tensor([scores]))
+    assert mask[0].nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (4, 8), (8, 16), (16, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_and_two_threads_give_the_same_bits(two_threads: None, n: int, m: int, dtype: torch.dtype) -> None:
+    # More than one piece, and a last piece that is not full.
+    scores = torch.randn(515, 1024, generator=torch.Generator().manual_seed(1)).abs().to(dtype)
+    scores[:64] = scores[:64].round()
+    many = NM(n, m).mask(scores)
+    torch.set_num_threads(1)
+    assert torch.equal(NM(n, m).mask(scores), many)
+    assert torch.equal(many[500:], top_by_python(scores[500:], n, m))
+
+
+def test_strided_scores_are_read_right() -> None:
+    scores = torch.randn(16, 24, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(NM(2, 4).mask(scores.t()[:, ::2]), NM(2, 4).mask(scores.t()[:, ::2].contiguous()))
+
+
+def test_the_scores_stay_as_they_are_and_carry_no_gradient() -> None:
+    scores = torch.randn(4, 8, requires_grad=True)
+    before = scores.detach().clone()
+    assert not NM(2, 4).mask(scores).requires_grad
+    assert torch.equal(scores.detach(), before)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 6), (2, 2, 4)])
+def test_scores_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected \(rows, multiple of 4\) scores, got"):
+        NM(2, 4).mask(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "m"), [("2:4", 2, 4), ("1:4", 1, 4), (" 4 : 8 ", 4, 8), ("16:32", 16, 32), ("1:2", 1, 2)]
+)
+def test_parse_reads_what_name_writes(text: str, n: int, m: int) -> None:
+    assert parse(text) == NM(n, m)
+    assert parse(parse(text).name) == NM(n, m)
+
+
+@pytest.mark.parametrize("text", ["5:4", "0:4", "4:4", "0:0", "2:128"])
+def test_impossible_counts_are_refused(text: str) -> None:
+    with pytest.raises(AspError, match=f"pattern {text}: N:M keeps N of every M entries"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "2;4", "1.7", "-2:4", "2:4:8", "2.0:4", "unstructured 1.7", "99999999999:4"])
+def test_what_is_no_pattern_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(AspError, match=r"write N:M, e\.g\. 2:4"):
+        parse(text)
+
+
+def test_the_number_that_yaml_reads_instead_is_refused() -> None:
+    with pytest.raises(AspError, match="unknown pattern 124"):
+        parse(124)
+
+
+def test_why_not_names_the_length() -> None:
+    assert NM(2, 4).why_not(6, 32) is None
+    assert NM(2, 4).why_not(1, 4) is None
+    assert NM(2, 4).why_not(6, 30) == "contraction length 30 is not a multiple of 4"
+    assert NM(8, 16).why_not(6, 24) == "contraction length 24 is not a multiple of 16"
+    assert NM(2, 4).why_not(0, 8) == "empty"
+    assert NM(2, 4).why_not(8, 0) == "empty"
+
+
+def test_holds_allows_fewer_and_refuses_more() -> None:
+    pattern = NM(2, 4)
+    assert pattern.holds(torch.tensor([[True, True, False, False, False, False, False, True]]))
+    assert not pattern.holds(torch.tensor([[True, True, False, False, True, True, True, False]]))
+    assert not pattern.holds(torch.tensor([[True, False, False, False, True]]))
+    # Two kept on either side of a group's border are allowed, three inside one are not.
+    assert pattern.holds(torch.tensor([[False, False, True, True, True, True, False, False]]))
+
+
+@given(rows_of_groups())
+def test_a_mask_obeys_its_own_pattern_and_pruning_again_keeps_it(case: tuple[list[float], int, int]) -> None:
+    row, n, m = case
+    scores, pattern = torch.tensor([row], dtype=torch.float64).abs(), NM(n, m)
+    mask = pattern.mask(scores)
+    assert pattern.holds(mask)
+    assert torch.equal(pattern.mask(scores.masked_fill(~mask, 0)), mask)
