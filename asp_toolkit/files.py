@@ -65,6 +65,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield part
         for entry in part.rglob("*"):
             if entry.is_file():
+                entry.chmod(0o644)  # safetensors makes its files private; a checkpoint is there to be served
                 _sync(entry)
         part.chmod(0o755)
         if path.exists():

@@ -66,7 +66,7 @@ class Totals:
 
 
 def held_pattern(matrix: Tensor, run: int) -> NM | None:
-    """The sparsest of PATTERNS that a (rows, cols) matrix holds along runs of `run` entries; None where all are zeros."""
+    """The sparsest of PATTERNS that a (rows, cols) matrix holds along runs of `run` entries; None for all zeros."""
     keep = matrix != 0
     if not bool(keep.any()):
         return None

@@ -97,7 +97,7 @@ def test_loader(task: Task, batch_size: int) -> DataLoader[Any]:
 def _loader(task: Task, data: Any, order: _Order) -> DataLoader[Any]:
     return DataLoader(
         data,
-        batch_sampler=order,  # type: ignore[arg-type]  # any iterable of index lists with a length
+        batch_sampler=order,
         collate_fn=task.collate,
         num_workers=task.workers,
         generator=torch.Generator(),  # its own: making an iterator must not draw from the training's generator

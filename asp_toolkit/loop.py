@@ -49,7 +49,8 @@ class Run:
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return self.accelerator.device
+        device: torch.device = self.accelerator.device
+        return device
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Arithmetic in the run's precision; weights stay as they are."""
@@ -118,7 +119,7 @@ def fit(
     _seed_all(stream_seed(run.seed, stream))
     model.to(run.device)
     if task.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)
     masks = masks.placed_like(model) if masks else None
     wrapped = run.accelerator.prepare_model(model) if run.accelerator.num_processes > 1 else model
     optimizer = build_optimizer(model, section.optimizer)
@@ -126,11 +127,13 @@ def fit(
     scaler = torch.amp.GradScaler(run.device.type, enabled=run.precision == "fp16")
     average = _average(model, section.ema)
 
-    per_epoch = max(1, feed.per_epoch // section.accumulate)                    # optimizer steps in an epoch
+    per_epoch = max(1, feed.per_epoch // section.accumulate)  # optimizer steps in an epoch
     total = round(section.epochs * per_epoch)
     total = total if section.max_steps is None else min(total, section.max_steps)
     if total and feed.per_epoch < section.accumulate:
-        raise AspError(f"{phase}: accumulate {section.accumulate} is more than the {feed.per_epoch} batches of an epoch")
+        raise AspError(
+            f"{phase}: accumulate {section.accumulate} is more than the {feed.per_epoch} batches of an epoch"
+        )
     step, spent, loss_sum, metrics = 0, 0.0, torch.zeros((), device=run.device), dict[str, float]()
 
     saved = run.checkpoints.latest(phase) if run.checkpoints else None
@@ -213,17 +216,26 @@ def fit(
 
                 shown = None
                 if step % section.log_every == 0 or step == total:
-                    mean = float(loss_sum) / (section.log_every if step % section.log_every == 0 else step % section.log_every)
+                    mean = float(loss_sum) / (
+                        section.log_every if step % section.log_every == 0 else step % section.log_every
+                    )
                     loss_sum.zero_()
                     if not math.isfinite(mean):
-                        raise AspError(f"{phase}: the loss is {mean} at step {step}; try a lower lr, warm-up or clip_norm")
+                        raise AspError(
+                            f"{phase}: the loss is {mean} at step {step}; try a lower lr, warm-up or clip_norm"
+                        )
                     shown = {"loss": mean}
                     report({"lr": optimizer.param_groups[0]["lr"], "train_loss": mean})
                 bar.advance(shown)
                 if step == total or due(section.evaluate_every) or step == section.evaluate_first:
                     metrics = judge()
                     wrapped.train()
-                if run.checkpoints and step < total and due(section.checkpoint_every) and run.accelerator.is_main_process:
+                if (
+                    run.checkpoints
+                    and step < total
+                    and due(section.checkpoint_every)
+                    and run.accelerator.is_main_process
+                ):
                     run.checkpoints.save(phase, step, state())
     if not total:
         metrics = judge()
@@ -260,14 +272,15 @@ def evaluate(model: nn.Module, task: Task, run: Run, batches: Iterable[Batch]) -
 
 def _seed_all(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - users' transforms draw from it
+    np.random.seed(seed % 2**32)  # users' transforms draw from it
     torch.manual_seed(seed)
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
-    return AveragedModel(bare(model), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    averaging = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(bare(model), multi_avg_fn=averaging, use_buffers=True)
 
 
 def _placed(batch: Batch, task: Task, run: Run) -> Batch:

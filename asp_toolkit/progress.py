@@ -40,7 +40,9 @@ class Bar:
         self.done += 1
         shown = figures(values) if values else None
         if self.bars is not None:
-            self.bars.update(self._task, advance=1, **({"figures": shown} if shown else {}))
+            self.bars.advance(self._task)
+            if shown:
+                self.bars.update(self._task, figures=shown)
         elif self.console is not None and shown and time.monotonic() - self._last_line > _LINE_EVERY:
             self._last_line = time.monotonic()
             self.console.print(f"{self.title}: step {self.done}/{self.total}  {shown}", highlight=False, markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,15 +152,15 @@ def _difference(a: Any, b: Any, place: str) -> str | None:
         return (
             f"{place}: {int((a != b).sum())} of {a.numel()} entries differ, by at most {float((a - b).abs().max()):.3g}"
         )
-    if dataclasses.is_dataclass(a) and not isinstance(a, type | Mapping):
-        a, b = vars(a), vars(b) if dataclasses.is_dataclass(b) else b
     if isinstance(a, Mapping) and isinstance(b, Mapping) and list(a) == list(b):
         found = (_difference(a[key], b[key], f"{place}[{key!r}]") for key in a)
         return next((text for text in found if text), None)
-    if isinstance(a, Sequence) and not isinstance(a, str) and type(a) is type(b) and len(a) == len(b):
+    if isinstance(a, Sequence) and not isinstance(a, str | bytes) and type(a) is type(b) and len(a) == len(b):
         found = (_difference(x, y, f"{place}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))
         return next((text for text in found if text), None)
-    if type(a) is type(b) and not isinstance(a, Mapping | Sequence) and bool(a == b):
+    if type(a) is type(b) and hasattr(a, "__dict__") and not isinstance(a, type):  # a dataclass, a cache of keys
+        return _difference(vars(a), vars(b), place)
+    if type(a) is type(b) and bool(a == b):
         return None
     return f"{place}: expected {type(a).__name__}, got {type(b).__name__} or other entries"
 

@@ -66,12 +66,12 @@ def _linear(module: nn.Module, name: str) -> tuple[tuple[int, ...], int, int, st
     weight = getattr(module, name)
     if weight.ndim != 2:
         return f"expected a weight of shape (out, in), got {tuple(weight.shape)}"
-    return (0, 1), 1, weight.shape[1], None                     # (out, in): groups along in
+    return (0, 1), 1, weight.shape[1], None  # (out, in): groups along in
 
 
 def _conv(module: nn.Module, name: str) -> tuple[tuple[int, ...], int, int, str | None] | str:
     weight = getattr(module, name)
-    channels = weight.shape[1]                                  # input channels per group
+    channels = weight.shape[1]  # input channels per group
     reason = None
     if channels == 1 and getattr(module, "groups", 1) > 1:
         reason = "depthwise convolution: one input channel per group"

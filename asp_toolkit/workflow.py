@@ -6,6 +6,7 @@ magnitude, then repeat the training with the masks held. Repeating a killed run'
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -13,7 +14,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ from asp_toolkit.runlog import RunLog
 from asp_toolkit.tasks import build_task
 from asp_toolkit.tasks.task import Task
 from asp_toolkit.verification import same_outputs, verify
+
+
+_WRITTEN = (
+    *("report.json", "report.html", "checkpoints", "exports", "masks.safetensors", "log.jsonl", "log.csv"),
+    "recipe.yaml",  # last: without it the folder is not known as a run's
+)
+"""What a run writes into its folder, and what --fresh deletes, in that order."""
 
 
 def run_recipe(
@@ -68,20 +75,19 @@ def run_recipe(
     name = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
     recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe, overrides)
     folder = Path(out) if out is not None else Path("runs") / name
-    progress = Progress(quiet)
-    with _claimed(folder, recipe, fresh):
+    accelerator = Accelerator(mixed_precision="no", cpu=recipe.device == "cpu")
+    first = accelerator.is_main_process  # of several (torchrun), the others compute but neither write nor speak
+    progress = Progress(quiet or not first)
+    with _claimed(folder, recipe, fresh) if first else contextlib.nullcontext():
+        accelerator.wait_for_everyone()
         if (finished := _finished(folder)) is not None:
             progress.say(f"{folder} is finished already; --fresh starts it again")
             return finished
-        run = Run(
-            Accelerator(mixed_precision="no", cpu=recipe.device == "cpu"),
-            recipe.seed,
-            recipe.precision,
-            Checkpoints(folder / "checkpoints", progress.warn),
-            RunLog(folder),
-            progress,
-        )
-        return _story(name, recipe, folder, run)
+        checkpoints = Checkpoints(folder / "checkpoints", progress.warn if first else progress.say)
+        run = Run(accelerator, recipe.seed, recipe.precision, checkpoints, RunLog(folder if first else None), progress)
+        report = _story(name, recipe, folder, run)
+        accelerator.wait_for_everyone()
+        return report
 
 
 def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
@@ -93,7 +99,6 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
     dense = {key: value.clone() for key, value in model.state_dict().items()}
 
     masks = prune(model, rules=rules)
-    masks.save(folder / "masks.safetensors")
     phases["pruned"] = _judged("pruned", model, task, recipe, run)
 
     phases["retrained"] = _phase("retrained", model, task, recipe.retraining(), run, masks=masks)
@@ -104,18 +109,10 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
         other.load_state_dict(dense)
         phases["control"] = _phase("control", other, task, recipe.retraining(), run, stream="retrained")
 
-    model = model.cpu().to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-    batch = task.collate([task.test[i] for i in range(min(len(task.test), recipe.train.batch_size))])
-    exports = []
-    for format in recipe.export.formats:
-        target = export(model, masks, folder / "exports" / format, format, recipe=recipe.model_dump(mode="json"), save_with=task.save_with)
-        same_outputs(model, LOADERS[format](target, _built(task, recipe.seed)), batch, task.forward)
-        _raise_if_wrong(verify(target).problems)
-        exports.append({"format": format, "folder": str(target.relative_to(folder)), "verified": True})
-        run.progress.say(f"export {format}: {target}, reloaded, same outputs bit for bit")
-
+    model = model.cpu().to(memory_format=torch.contiguous_format).eval()
+    exports = _export(model, masks, task, recipe, folder, run) if run.accelerator.is_main_process else []
     speed = []
-    if recipe.export.bench and "packed" in recipe.export.formats:
+    if recipe.export.bench and any(made["format"] == "packed" for made in exports):
         speed = bench_export(model, load_packed(folder / "exports" / "packed", _built(task, recipe.seed)), task)
     report = build(
         name=name,
@@ -129,8 +126,26 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
         recipe=recipe.model_dump(mode="json"),
         environment=environment(run.device),
     )
-    write(folder, report)
+    if run.accelerator.is_main_process:
+        write(folder, report)
     return report
+
+
+def _export(
+    model: nn.Module, masks: MaskSet, task: Task, recipe: Recipe, folder: Path, run: Run
+) -> list[dict[str, Any]]:
+    """Write every format; each is read back, verified, and must compute the same bits as the model."""
+    masks.save(folder / "masks.safetensors")
+    about = recipe.model_dump(mode="json")
+    batch = task.collate([task.test[i] for i in range(min(len(task.test), recipe.train.batch_size))])
+    made = []
+    for format in recipe.export.formats:
+        target = export(model, masks, folder / "exports" / format, format, recipe=about, save_with=task.save_with)
+        same_outputs(model, LOADERS[format](target, _built(task, recipe.seed)), batch, task.forward)
+        _raise_if_wrong(verify(target).problems)
+        made.append({"format": format, "folder": str(target.relative_to(folder)), "verified": True})
+        run.progress.say(f"export {format}: {target}, reloaded, same outputs bit for bit")
+    return made
 
 
 def _row(row: LayerRow, masks: MaskSet) -> LayerRow:
@@ -158,6 +173,7 @@ def _phase(
         done = _record(phase, fit(model, task, section, run, phase, stream=stream, masks=masks), model, run)
         if run.accelerator.is_main_process:
             run.checkpoints.finish(phase, done)
+        run.accelerator.wait_for_everyone()
     else:
         model.load_state_dict(done["model"])
         model.to(run.device)
@@ -169,7 +185,12 @@ def _phase(
 
 def _record(phase: str, fitted: Fitted, model: nn.Module, run: Run) -> State:
     return {
-        "figures": {**fitted.metrics, "seconds": round(fitted.seconds, 3), "steps": fitted.steps, "epochs": fitted.epochs},
+        "figures": {
+            **fitted.metrics,
+            "seconds": round(fitted.seconds, 3),
+            "steps": fitted.steps,
+            "epochs": fitted.epochs,
+        },
         "model": model.state_dict(),
         "rows": [row for row in run.rows if row["phase"] == phase],
     }
@@ -209,8 +230,8 @@ def _check_at_the_door(recipe: Recipe, model: nn.Module, rules: Sequence[Rule], 
     for format in recipe.export.formats:
         if format not in EXPORTERS:
             raise AspError(f"export.formats: unknown format '{format}'; {closest(format, EXPORTERS)}")
-    if recipe.device == "cuda" and run.device.type != "cuda":
-        raise AspError("device: cuda was asked for, but torch sees no CUDA device; use auto or cpu")
+    if recipe.device not in ("auto", run.device.type):
+        raise AspError(f"device: {recipe.device} was asked for, but torch has {run.device.type}; use auto or cpu")
 
 
 def _raise_if_wrong(problems: Sequence[str]) -> None:
@@ -234,7 +255,7 @@ def _finished(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _claimed(folder: Path, recipe: Recipe, fresh: bool) -> Iterator[None]:
     """The run folder, ours alone while we work in it; the operating system lets go when the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,17 +264,19 @@ def _claimed(folder: Path, recipe: Recipe, fresh: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise AspError(f"{folder}: another run is working in this folder; use another --out") from error
-        if fresh:
-            for entry in folder.iterdir():
-                if entry.name != ".lock":
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        remove_parts(folder)
         saved = folder / "recipe.yaml"
+        others = [e for e in folder.iterdir() if e.name != ".lock" and not e.name.startswith(f".{saved.name}.")]
+        if others and not saved.exists():
+            raise AspError(f"{folder} is not empty and holds no run; use another --out")
+        remove_parts(folder)
+        if fresh:
+            for entry in [folder / name for name in _WRITTEN]:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
         if saved.exists():
             if difference := _difference(recipes.load(saved).model_dump(), recipe.model_dump()):
-                raise AspError(f"{folder} holds a run of another recipe ({difference}); use another --out, or --fresh to delete it")
-        elif any(entry.name not in (".lock",) for entry in folder.iterdir()):
-            raise AspError(f"{folder} is not empty and holds no run; use another --out")
+                raise AspError(
+                    f"{folder} holds a run of another recipe ({difference}); use another --out, or --fresh to delete it"
+                )
         else:
             stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             write_text(saved, f"# resolved {stamp}; `asp run` of this file repeats the run\n" + recipes.dump(recipe))

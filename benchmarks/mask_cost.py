@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -37,7 +38,9 @@ def resnet18_28() -> nn.Module:
 def encoder() -> nn.Module:
     """A Transformer encoder of MiniLM's size: 6 layers, width 384."""
     layer = nn.TransformerEncoderLayer(384, 12, 1536, batch_first=True)
-    return nn.Sequential(nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), nn.Flatten(), nn.Linear(48 * 384, 10))
+    return nn.Sequential(
+        nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), nn.Flatten(), nn.Linear(48 * 384, 10)
+    )
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -47,7 +50,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, masks: MaskSet) -> tuple[float, float]:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, masks: MaskSet
+) -> tuple[float, float]:
     """(seconds of the step without the masks, seconds of the masks)."""
     marks = [time.perf_counter()]
     with torch.autocast("cpu", torch.bfloat16):
@@ -62,7 +67,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, tar
     marks.append(time.perf_counter())
     optimizer.zero_grad()
     marks.append(time.perf_counter())
-    spans = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    spans = [after - before for before, after in itertools.pairwise(marks)]
     return spans[0] + spans[2] + spans[4], spans[1] + spans[3]
 
 

@@ -48,7 +48,8 @@ def rows_of(report: dict[str, Any], recipe: str, seed: int) -> list[dict[str, An
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: mean and [min, max] of the metric per recipe and phase, and whether the bar is met."""
-    lines = ["| recipe | " + " | ".join(PHASES) + " | retrained - dense | dense spread | bar |", "|" + "---|" * (len(PHASES) + 4)]
+    heads = ["recipe", *PHASES, "retrained - dense", "dense spread", "bar"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
         values = {p: [float(r["value"]) for r in rows if r["recipe"] == recipe and r["phase"] == p] for p in PHASES}
         mean = {p: sum(v) / len(v) for p, v in values.items() if v}

@@ -128,9 +128,14 @@ def builder(spec: ModelSpec, auto: Any, tokenizer: Any, **config_changes: Any) -
 
 def _loaded(model: Any, info: dict[str, Any], where: str) -> None:
     """Only the head may be new, and only another head (or a pooler that this one does without) left over."""
-    body = f"{model.base_model_prefix}."
-    missing = sorted(key for key in info["missing_keys"] if key.startswith(body))
-    left_over = sorted(key for key in info["unexpected_keys"] if key.startswith(body) and ".pooler." not in key)
+    parts = {name for name, _ in model.base_model.named_children()}
+
+    def of_the_body(key: str) -> bool:  # a body that was saved without a head has no prefix
+        first, *rest = key.removeprefix(f"{model.base_model_prefix}.").split(".")
+        return first in parts and "position_ids" not in rest  # a buffer that old versions stored
+
+    missing = sorted(key for key in info["missing_keys"] if of_the_body(key))
+    left_over = sorted(key for key in info["unexpected_keys"] if of_the_body(key))
     for name, keys in (("lack", missing), ("have besides", left_over)):
         if keys:
             raise AspError(

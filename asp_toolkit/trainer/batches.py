@@ -44,13 +44,16 @@ def batch_phases(
     _refuse_unreadable("train", train)
     if not callable(test):
         _refuse_unreadable("evaluate", test)
-    if loss is not None and not callable(loss):
-        raise AspError(f"prune_trainer: loss: expected a function of (outputs, targets), got {type(loss).__name__}")
+    if isinstance(loss, type) or (loss is not None and not callable(loss)):
+        shown = f"the class {loss.__name__}; write {loss.__name__}()" if isinstance(loss, type) else type(loss).__name__
+        raise AspError(f"prune_trainer: loss: expected a function of (outputs, targets), got {shown}")
     optimizer_arguments(said.train.optimizer)
     optimizer_arguments(said.retraining().optimizer)
     run = Run(_accelerator(said.device), said.seed, said.precision, progress=Progress(quiet))
     if said.device not in ("auto", run.device.type):
         raise AspError(f"prune_trainer: device: {said.device} was asked for, but there is none; use auto or cpu")
+    if isinstance(loss, nn.Module):
+        loss.to(run.device)  # class weights
     task = _task_around(model, loss, test if callable(test) else None)
     judged: Iterable[Batch] = (None,) if callable(test) else test
 

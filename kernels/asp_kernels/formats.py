@@ -127,9 +127,12 @@ class PackedNM:
                 f"not {n}:{m}: row {at // (cols // m)}, group {at % (cols // m)} keeps {int(counts[at])} of {m} entries"
                 f" (columns {at % (cols // m) * m} to {at % (cols // m) * m + m - 1}); prune before packing"
             )
-        if mask is None and w.is_floating_point():
-            keep = _fill(keep, torch.signbit(groups) & ~keep, n)
-        keep = _fill(keep, ~keep, n)
+        short = (counts < n).nonzero()[:, 0]
+        if short.numel():
+            found = keep[short]
+            if mask is None and w.is_floating_point():
+                found = _fill(found, torch.signbit(groups[short]) & ~found, n)
+            keep = keep.index_copy(0, short, _fill(found, ~found, n))  # a copy: `keep` may be the caller's mask
         places = torch.arange(m, dtype=torch.uint8, device=w.device).expand(groups.shape).masked_select(keep)
         values = groups.masked_select(keep).reshape(rows, cols // m * n)
         return cls(values, pack_codes(places.reshape(rows, cols // m * n), code_bits(m)), (rows, cols), n, m)

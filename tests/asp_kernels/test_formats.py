@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from asp_kernels import CSR, Packed24, PackedNM
-from asp_kernels.formats import columns, pack_codes
-from asp_kernels.validate import code_bits, code_bytes, unpack_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from asp_kernels import CSR, Packed24, PackedNM
+from asp_kernels.formats import columns, pack_codes
+from asp_kernels.validate import code_bits, code_bytes, unpack_codes
 
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 FLOATS = list(BITS)
@@ -98,7 +99,7 @@ def test_packing_names_the_first_bad_group_and_never_prunes() -> None:
         Packed24.from_dense(dense[:4], mask=torch.arange(12).expand(4, 12) % 4 < 2)
     with pytest.raises(ValueError, match=r"multiple of 4\) matrix, got shape \(3, 6\)"):
         Packed24.from_dense(torch.zeros(3, 6))
-    with pytest.raises(ValueError, match="mask: expected torch.bool"):
+    with pytest.raises(ValueError, match=r"mask: expected torch.bool"):
         Packed24.from_dense(dense, mask=torch.ones(5, 12))
     with pytest.raises(ValueError, match="use PackedNM"):
         Packed24.from_dense(dense, 1, 4)
@@ -188,3 +189,9 @@ def test_csr_nnz_beyond_32_bits_is_a_clear_error() -> None:
 def test_csr_accepts_falling_columns_between_rows() -> None:
     csr = CSR(int32(0, 0, 2, 2, 3, 3), int32(1, 3, 0), torch.tensor([1.0, 2, 3]), (5, 4))
     assert csr.to_dense().nonzero().tolist() == [[1, 1], [1, 3], [3, 0]]
+
+
+def test_packing_leaves_weight_and_mask_alone() -> None:
+    dense, mask = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.bool)
+    Packed24.from_dense(dense, mask=mask)
+    assert not mask.any()

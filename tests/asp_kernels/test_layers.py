@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from asp_kernels import PackedNM, SparseConv2d, SparseLinear, layer_backends, swap_, unswap_
 from torch import Tensor, nn
+
+from asp_kernels import PackedNM, SparseConv2d, SparseLinear, layer_backends, swap_, unswap_
 
 
 def prune_(module: nn.Linear | nn.Conv2d) -> None:
@@ -107,13 +108,13 @@ def test_missing_unexpected_and_bad_entries_are_named() -> None:
     model = sparse_model()
     state = model.state_dict()
     values = state.pop("3.weight.values")
-    with pytest.raises(RuntimeError, match="Missing key.*3.weight.values"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*3.weight.values"):
         model.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="Unexpected key.*3.weight.value_s"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*3.weight.value_s"):
         model.load_state_dict({**state, "3.weight.values": values, "3.weight.value_s": values})
-    with pytest.raises(RuntimeError, match="3.weight: codes: row 0, group 0"):
+    with pytest.raises(RuntimeError, match=r"3.weight: codes: row 0, group 0"):
         model.load_state_dict({**state, "3.weight.values": values, "3.weight.codes": state["3.weight.codes"] * 0})
-    with pytest.raises(RuntimeError, match="3.weight: values: expected shape"):
+    with pytest.raises(RuntimeError, match=r"3.weight: values: expected shape"):
         model.load_state_dict({**state, "3.weight.values": values[:2]})
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(dense_model().state_dict())
@@ -201,9 +202,9 @@ def test_unswap_gives_the_dense_model_back() -> None:
 def test_swap_is_all_or_nothing() -> None:
     model = dense_model()
     packed = packed_of(model)
-    with pytest.raises(ValueError, match="'3.weigth' is not the weight.*did you mean '3.weight'"):
+    with pytest.raises(ValueError, match=r"'3.weigth' is not the weight.*did you mean '3.weight'"):
         swap_(model, {"0.weight": packed["0.weight"], "3.weigth": packed["3.weight"]})
-    with pytest.raises(ValueError, match="'3.weight': expected a packed matrix of shape"):
+    with pytest.raises(ValueError, match=r"'3.weight': expected a packed matrix of shape"):
         swap_(model, {"0.weight": packed["0.weight"], "3.weight": packed["0.weight"]})
     handle = model[3].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="hooks"):

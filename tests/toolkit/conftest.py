@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] the of and to in a is that for it red blue green sky sea ? . , answer who what".split()
+VOCABULARY = (
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "of", "and", "to", "in", "a", "is", "that", "for", "it"),
+    *("red", "blue", "green", "sky", "sea", "?", ".", ",", "answer", "who", "what"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +21,11 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*VOCABULARY, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
     tokenizer = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(dict.fromkeys(words))})
     config = transformers.BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=160,
     )
     with torch.random.fork_rng(devices=[]):

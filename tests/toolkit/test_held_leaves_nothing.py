@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, optimizer as torch_optimizer
+from torch.optim import SGD
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from asp_toolkit.masks import MaskSet
@@ -24,7 +25,7 @@ def network() -> nn.Sequential:
 
 
 def loss_of(model: nn.Module) -> Tensor:
-    return model(torch.randn(16, 8, generator=torch.Generator().manual_seed(0))).square().mean()  # type: ignore[no-any-return]
+    return model(torch.randn(16, 8, generator=torch.Generator().manual_seed(0))).square().mean()
 
 
 def traces(model: nn.Module, optimizer: SGD) -> list[object]:
@@ -164,7 +165,7 @@ def test_an_average_of_held_weights_is_masked(parts: tuple[nn.Sequential, MaskSe
 def test_channels_last_while_training() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
     masks = prune(model)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(memory_format=torch.channels_last)
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     with masks.held(model, optimizer) as placed:
         assert placed.masks["0.weight"].is_contiguous(memory_format=torch.channels_last)

@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from asp_toolkit.errors import AspError
 from asp_toolkit.loop import Feed, Run, evaluate, fit
-from asp_toolkit.masks import MaskSet
 from asp_toolkit.pruning import prune
 from asp_toolkit.recipe.schema import Training
 from asp_toolkit.tasks.task import Batch, Task
@@ -245,7 +244,7 @@ def test_vectors_are_not_decayed() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_training(value: float) -> None:
     broken = task(change=lambda loss, smoothing: loss * value)
-    with pytest.raises(AspError, match=f"dense: the loss is {value} at step 4.*clip_norm"):
+    with pytest.raises(AspError, match=r"dense: the loss is (nan|inf) at step 4.*clip_norm"):
         fit(network(), broken, section(log_every=4), run(), "dense", feed=feed(batches()))
 
 
@@ -337,7 +336,7 @@ def test_the_same_seed_and_stream_give_the_same_weights() -> None:
 
 def test_masks_are_matched_by_name_on_another_copy() -> None:
     model = network()
-    masks = MaskSet.from_zeros(model) if hasattr(MaskSet, "from_zeros") else prune(model)
+    masks = prune(model)
     other = network()
     fit(other, task(), section(epochs=0.5), run(), "retrained", masks=masks, feed=feed(batches()))
     assert masks.violations(other) == {}

