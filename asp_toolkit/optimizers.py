@@ -80,6 +80,7 @@ def lr_factor(schedule: LrSchedule, step: int, total: int, steps_per_epoch: int)
     if schedule.name == "linear":
         return schedule.final + (1 - schedule.final) * (1 - gone)
     if schedule.name == "step":
-        passed = sum(step >= milestone * steps_per_epoch for milestone in schedule.milestones)
+        epoch = step / steps_per_epoch
+        passed = int(epoch // schedule.every) if schedule.every else sum(epoch >= m for m in schedule.milestones)
         return float(schedule.gamma**passed)
     return 1.0

@@ -40,7 +40,6 @@ from asp_toolkit.tasks import build_task
 from asp_toolkit.tasks.task import Task
 from asp_toolkit.verification import same_outputs, verify
 
-
 _WRITTEN = (
     *("report.json", "report.html", "checkpoints", "exports", "masks.safetensors", "log.jsonl", "log.csv"),
     "recipe.yaml",  # last: without it the folder is not known as a run's

@@ -98,6 +98,7 @@ class LrSchedule(Section):
     milestones: list[float] = Field(
         default_factory=list, description="step: epochs after which lr is multiplied by gamma"
     )
+    every: float | None = Field(default=None, gt=0, description="step: instead of milestones, every so many epochs")
     gamma: float = Field(default=0.1, gt=0, le=1, description="step: the factor")
 
 

@@ -1,7 +1,11 @@
-"""Image preparation on uint8 tensors: geometry per sample, numbers per batch."""
+"""Image preparation on uint8 tensors: geometry per sample, numbers per batch.
+
+All of it can be pickled, as loading processes need where they are not forked.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,27 +30,22 @@ def prepare(transform: Transform, training: bool) -> Callable[[Tensor], Tensor] 
     steps: list[Callable[[Tensor], Tensor]] = []
     random_size = transform.random_resized_crop if training else None
     if random_size is not None:
-        steps.append(lambda image: random_resized_crop(image, random_size))
+        steps.append(functools.partial(random_resized_crop, size=random_size))
     elif transform.resize is not None:
-        shorter = [transform.resize]
-        steps.append(lambda image: F.resize(image, shorter, antialias=True))
+        steps.append(functools.partial(F.resize, size=[transform.resize], antialias=True))
     if transform.center_crop is not None and random_size is None:
-        side = [transform.center_crop] * 2
-        steps.append(lambda image: F.center_crop(image, side))
+        steps.append(functools.partial(F.center_crop, output_size=[transform.center_crop] * 2))
     if training and transform.random_crop_padding is not None:
-        padding = transform.random_crop_padding
-        steps.append(lambda image: random_shift(image, padding))
+        steps.append(functools.partial(random_shift, padding=transform.random_crop_padding))
     if training and transform.flip:
         steps.append(random_flip)
-    if not steps:
-        return None
+    return functools.partial(_each, steps=steps) if steps else None
 
-    def run(image: Tensor) -> Tensor:
-        for step in steps:
-            image = step(image)
-        return image
 
-    return run
+def _each(image: Tensor, steps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    for step in steps:
+        image = step(image)
+    return image
 
 
 def random_resized_crop(image: Tensor, size: int) -> Tensor:
@@ -101,13 +100,12 @@ def normaliser(transform: Transform, channels: int) -> Callable[[Tensor], Tensor
             raise AspError(f"task.transform.{name}: expected {channels} numbers, one per channel, got {len(value)}")
     if not bool((std > 0).all()):
         raise AspError(f"task.transform.std: expected numbers above 0, got {std.tolist()}")
-    shift, scale = (-mean / std).view(-1, 1, 1), (1 / std).view(-1, 1, 1)
+    return functools.partial(_normalise, scale=(1 / std).view(-1, 1, 1), shift=(-mean / std).view(-1, 1, 1))
 
-    def run(images: Tensor) -> Tensor:
-        of_range = scale if images.is_floating_point() else scale / 255
-        return images.to(torch.float32, copy=True).mul_(of_range).add_(shift)
 
-    return run
+def _normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    of_range = scale if images.is_floating_point() else scale / 255
+    return images.to(torch.float32, copy=True).mul_(of_range).add_(shift)
 
 
 def collate(samples: Sequence[Any], normalise: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -127,8 +127,8 @@ def builder(spec: ModelSpec, auto: Any, tokenizer: Any, **config_changes: Any) -
 
 
 def _loaded(model: Any, info: dict[str, Any], where: str) -> None:
-    """Only the head may be new, and only another head (or a pooler that this one does without) left over."""
-    parts = {name for name, _ in model.base_model.named_children()}
+    """Only the head may be new, and only another head left over."""
+    parts = {name for name, _ in model.base_model.named_children()} - {"pooler"}  # which goes with the head
 
     def of_the_body(key: str) -> bool:  # a body that was saved without a head has no prefix
         first, *rest = key.removeprefix(f"{model.base_model_prefix}.").split(".")

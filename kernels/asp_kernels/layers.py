@@ -2,7 +2,8 @@
 
 Their state dict has `weight.values`, `weight.codes` and `bias`, as a packed checkpoint has them. `layer.weight` gives
 the dense weight to code that reads it. Where the chosen backend computes densely, the unpacked weight is kept beside
-the packed one; it is rebuilt when values or codes change, and neither copied, pickled nor saved.
+the packed one; it is rebuilt when values or codes change, and neither copied, pickled nor saved. The layer then is the
+dense layer to the bit, in 0 * inf = NaN too; the operations of `asp_kernels.ops` read kept entries alone.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class SparseLinear(PackedLayer):
             raise ValueError(f"SparseLinear: expected input (..., {self.in_features}), got {tuple(x.shape)}")
         if torch.compiler.is_compiling():
             return library.linear(x, self.values, self.codes, self.bias, self.n, self.m)
-        return reference.linear(x, self.values, self.codes, self.bias, self.n, self.m, dense=self.weight)
+        return F.linear(x, self.weight, self.bias)
 
     def to_dense(self) -> nn.Linear:
         """The ordinary layer with the same bits; the bias parameter is shared."""
@@ -173,10 +174,10 @@ class SparseConv2d(PackedLayer):
         if self.padding_mode != "zeros" or self._around[::2] != self._around[1::2]:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x, padding = F.pad(x, self._around, mode=mode), (0, 0)
-        geometry = (self.stride, padding, self.dilation, self.groups, self.kernel_size)
         if torch.compiler.is_compiling():
+            geometry = (self.stride, padding, self.dilation, self.groups, self.kernel_size)
             return library.conv(x, self.values, self.codes, self.bias, *geometry, self.n, self.m)
-        return reference.conv(x, self.values, self.codes, self.bias, *geometry, self.n, self.m, dense=self.weight)
+        return F.conv2d(x, self.weight, self.bias, self.stride, tuple(padding), self.dilation, self.groups)
 
     def to_dense(self) -> nn.Conv2d:
         """The ordinary layer with the same bits; the bias parameter is shared."""

@@ -23,8 +23,8 @@ FLOORS = (
     ("tasks",),
     ("pruning", "optimizers", "loaders", "checkpoint"),
     ("loop",),
-    ("exporters", "inspection", "report"),
-    ("verification", "bench"),
+    ("exporters", "report"),
+    ("verification", "inspection", "bench"),
     ("workflow", "trainer"),
     ("cli",),
 )
@@ -41,7 +41,7 @@ HOMES = {
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "progress.py"),
     "yaml": ("recipe/yaml_file.py",),
-    "pydantic": ("recipe/", "report/"),
+    "pydantic": ("recipe/", "report/", "exporters/"),
     "safetensors": ("masks.py", "exporters/", "inspection.py", "verification.py", "checkpoint.py", "tasks/"),
 }
 

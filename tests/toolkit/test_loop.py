@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from asp_toolkit.errors import AspError
-from asp_toolkit.loop import Feed, Run, evaluate, fit
+from asp_toolkit.loop import Feed, Run, fit
 from asp_toolkit.pruning import prune
 from asp_toolkit.recipe.schema import Training
 from asp_toolkit.tasks.task import Batch, Task
@@ -190,18 +190,6 @@ def test_ema_is_what_is_evaluated_and_kept() -> None:
     assert masks.violations(model) == {}
 
 
-def test_when_it_evaluates() -> None:
-    work = run()
-    keys = section(evaluate_every=0.5, evaluate_first=1, epochs=1.5)
-    fitted = fit(network(), task(), keys, work, "dense", feed=feed(batches()))
-    evaluated = [row["step"] for row in work.rows if "accuracy" in row]
-    assert evaluated == [1, 3, 6, 9]
-    assert [row["epoch"] for row in work.rows if "accuracy" in row] == pytest.approx([1 / 6, 0.5, 1.0, 1.5], abs=1e-4)
-    last = [row for row in work.rows if "accuracy" in row][-1]
-    assert fitted.metrics == {key: last[key] for key in ("loss", "accuracy", "samples")}
-    assert fitted.metrics["samples"] == 48
-
-
 def test_label_smoothing_reaches_the_loss() -> None:
     seen = []
     watch = task(change=lambda loss, smoothing: (seen.append(smoothing), loss)[1])
@@ -246,55 +234,6 @@ def test_a_loss_that_is_not_finite_stops_the_training(value: float) -> None:
     broken = task(change=lambda loss, smoothing: loss * value)
     with pytest.raises(AspError, match=r"dense: the loss is (nan|inf) at step 4.*clip_norm"):
         fit(network(), broken, section(log_every=4), run(), "dense", feed=feed(batches()))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluation_is_in_evaluation_mode_and_puts_the_mode_back(training: bool) -> None:
-    model = network().train(training)
-    modes: list[bool] = []
-    gradients: list[bool] = []
-    watch = task(judge=lambda model: (modes.append(model.training), gradients.append(torch.is_grad_enabled()))[0])
-    statistics = model[1].running_mean.clone()
-    evaluate(model, watch, run(), batches())
-    assert modes == [False] * 6
-    assert gradients == [False] * 6
-    assert model.training is training
-    assert torch.equal(model[1].running_mean, statistics)
-
-
-def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
-    modes: list[bool] = []
-    watch = task(lambda model: modes.append(all(module.training for module in model.modules())))
-    fit(network().eval(), watch, section(evaluate_every=1 / 6), run(), "dense", feed=feed(batches()))
-    assert modes == [True] * 12
-
-
-def test_the_mode_is_put_back_when_evaluation_fails() -> None:
-    model = network()
-
-    def fail(model: nn.Module) -> None:
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        evaluate(model, task(judge=fail), run(), batches())
-    assert model.training
-
-
-def test_metrics_are_means_over_samples_not_over_batches() -> None:
-    of = batches(2, 8)
-    uneven = [(of[0][0], of[0][1]), (of[1][0][:3], of[1][1][:3])]
-    model = network().eval()
-    with torch.no_grad():
-        x, y = torch.cat([x for x, _ in uneven]), torch.cat([y for _, y in uneven])
-        expected = float(F.cross_entropy(model(x), y))
-    found = evaluate(model, task(), run(), uneven)
-    assert found == {"loss": pytest.approx(expected), "accuracy": pytest.approx(found["accuracy"]), "samples": 11}
-    assert found["accuracy"] * 11 == pytest.approx(round(found["accuracy"] * 11))
-
-
-def test_nothing_to_evaluate_on_is_an_error() -> None:
-    with pytest.raises(AspError, match="no test batch"):
-        evaluate(network(), task(), run(), [])
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

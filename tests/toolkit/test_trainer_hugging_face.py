@@ -209,14 +209,10 @@ def test_a_trainer_that_has_trained(tmp_path: Path) -> None:
     assert result.metrics["dense"]["eval_loss"] == pytest.approx(before)
 
 
-def own_optimizers(model: Any) -> tuple[Any, Any]:
-    return torch.optim.SGD(model.parameters(), lr=0.5), None
-
-
 @pytest.mark.parametrize("has_trained", [False, True])
 def test_an_optimizer_that_was_given_is_refused(has_trained: bool, tmp_path: Path) -> None:
     model = bert()
-    trainer = trainer_of(tmp_path, model=model, optimizers=own_optimizers(model))
+    trainer = trainer_of(tmp_path, model=model, optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None))
     if has_trained:
         trainer.train()
     before = Watch.weight(model).clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from asp_toolkit.errors import AspError
@@ -34,18 +35,11 @@ def pair(data: CallableData) -> tuple[MapDataset, MapDataset]:
 
 def images(data: CallableData, channels: int) -> Source:
     """Samples (image, class number); the image a tensor (C, H, W), uint8 or float on a 0..1 scale, or of PIL."""
-    from asp_toolkit.tasks.data.pictures import decoded  # here: a text run needs no torchvision
+    from asp_toolkit.tasks.data.pictures import decoded_sample  # here: a text run needs no torchvision
 
     train, test = pair(data)
     names = tuple(str(name) for name in getattr(train, "classes", ()))
-
-    def decode(sample: Any) -> Any:
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise AspError(
-                f"task.data.name: a sample of {data.name} is a {type(sample).__name__}, expected (image, class number)"
-            )
-        return decoded(sample[0], channels), int(sample[1])
-
+    decode = functools.partial(decoded_sample, channels=channels)
     return Source(Mapped(train, decode), Mapped(test, decode), len(names) or None, names)
 
 

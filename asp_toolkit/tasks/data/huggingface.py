@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,34 +66,33 @@ def column(table: Any, name: str, key: str) -> None:
 
 def images(data: HubData, channels: int) -> Source:
     """Images decoded when asked for: 1 channel is grey, 3 are RGB."""
-    from asp_toolkit.tasks.data.pictures import decoded  # here: a text run needs no torchvision
+    from asp_toolkit.tasks.data.pictures import decoded_sample  # here: a text run needs no torchvision
 
     tables = splits(data)
     for table in tables:
         column(table, data.image, "task.data.image")
     labels, names, classes = _labels(tables, data.label)
-
-    def set_of(table: Any, numbers: list[int]) -> MapDataset:
-        pictures = table.select_columns([data.image])
-        return Mapped(
-            _Numbered(pictures, numbers), lambda sample: (decoded(sample[0][data.image], channels), sample[1])
-        )
-
-    return Source(set_of(tables[0], labels[0]), set_of(tables[1], labels[1]), classes, names)
+    decode = functools.partial(decoded_sample, channels=channels)
+    train, test = (
+        Mapped(_Numbered(table.select_columns([data.image]), data.image, numbers), decode)
+        for table, numbers in zip(tables, labels, strict=True)
+    )
+    return Source(train, test, classes, names)
 
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Rows of a table beside class numbers that were read once."""
+    """One column of a table beside class numbers that were read once."""
 
     table: Any
+    name: str
     numbers: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.table[int(index)], self.numbers[index]
+        return self.table[int(index)][self.name], self.numbers[index]
 
 
 def texts(data: HubData) -> Source:

@@ -24,3 +24,14 @@ def decoded(image: Any, channels: int) -> Tensor:
         )
     tensor: Tensor = F.pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
     return tensor
+
+
+def decoded_sample(sample: Any, channels: int) -> tuple[Tensor, int]:
+    """A pair of image and class number, with the image `decoded`.
+
+    Raises:
+        AspError: the sample is no such pair.
+    """
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise AspError(f"task.data: a sample is a {type(sample).__name__}, expected (image, class number)")
+    return decoded(sample[0], channels), int(sample[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import inspect
 import os
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from asp_toolkit.errors import AspError, closest
 from asp_toolkit.recipe.task_sections import TorchvisionData
-from asp_toolkit.tasks.data.pictures import decoded
+from asp_toolkit.tasks.data.pictures import decoded_sample
 from asp_toolkit.tasks.data.sets import Images, Mapped, Source
 from asp_toolkit.tasks.task import MapDataset
 
@@ -115,7 +116,7 @@ def _in_memory(data: Any, channels: int) -> MapDataset:
     pixels = getattr(data, "data", None)
     labels = getattr(data, "targets", getattr(data, "labels", None))
     if not hasattr(pixels, "dtype") or labels is None:
-        return Mapped(data, lambda sample: (decoded(sample[0], channels), int(sample[1])))
+        return Mapped(data, functools.partial(decoded_sample, channels=channels))
     tensor: Tensor = torch.as_tensor(pixels)
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)  # (N, H, W) -> (N, 1, H, W)

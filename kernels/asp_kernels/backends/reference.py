@@ -51,15 +51,13 @@ def _mend_(out: Tensor, x: Tensor, values: Tensor, codes: Tensor, bias: Tensor |
     out[bad] = (fresh if bias is None else fresh + bias).to(out.dtype)
 
 
-def linear(
-    x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, n: int, m: int, dense: Tensor | None = None
-) -> Tensor:
-    """(..., cols) -> (..., rows): x times the packed matrix's transpose, plus bias; `dense` is that matrix, if at hand.
+def linear(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, n: int, m: int) -> Tensor:
+    """(..., cols) -> (..., rows): x times the packed matrix's transpose, plus bias.
 
     For finite x this is bit for bit `F.linear` with the dense matrix. int8 gives exact int32.
     """
     cols = x.shape[-1]
-    weight = unpack(values, codes, n, m, cols) if dense is None else dense
+    weight = unpack(values, codes, n, m, cols)
     if values.dtype == torch.int8:
         exact = torch.int32 if x.device.type == "cpu" else torch.float64  # CUDA has no int32 product
         product = F.linear(x.to(exact), weight.to(exact)).to(torch.int32)
@@ -82,10 +80,9 @@ def conv(
     kernel: Sequence[int],
     n: int,
     m: int,
-    dense: Tensor | None = None,
 ) -> Tensor:
     """(B, C, H, W) or (C, H, W) -> as `F.conv2d` with the unpacked (K, C/g, R, S) weight; padding is two integers."""
-    weight = conv_weight(values, codes, kernel, x.shape[-3] // groups, n, m) if dense is None else dense
+    weight = conv_weight(values, codes, kernel, x.shape[-3] // groups, n, m)
     out = F.conv2d(x, weight, bias, list(stride), list(padding), list(dilation), groups)
     if _finite(x):
         return out
