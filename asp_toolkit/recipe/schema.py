@@ -101,6 +101,15 @@ class LrSchedule(Section):
     every: float | None = Field(default=None, gt=0, description="step: instead of milestones, every so many epochs")
     gamma: float = Field(default=0.1, gt=0, le=1, description="step: the factor")
 
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> LrSchedule:
+        given = [key for key in ("milestones", "every") if getattr(self, key)]
+        if self.name == "step" and len(given) != 1:
+            raise ValueError("step needs either milestones, e.g. [30, 60], or every, e.g. 30")
+        if self.name != "step" and given:
+            raise ValueError(f"{given[0]} belongs to step, not to {self.name}; leave it out")
+        return self
+
 
 class Training(Section):
     """One phase of training."""
@@ -261,6 +270,9 @@ class Recipe(Section):
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`; a section of another name (another optimizer) shares no key with the one it replaces."""
+    if changes.get("name", base.get("name")) != base.get("name"):
+        return changes
     merged = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict) and key != "options"

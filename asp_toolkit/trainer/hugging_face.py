@@ -92,11 +92,6 @@ def _as_new(trainer: Any) -> Iterator[None]:
     trainer.args.output_dir = str(Path(args.output_dir) / "retrained")
     trainer.model_init = None  # train() would begin with other weights
     trainer.optimizer = trainer.lr_scheduler = None  # it makes fresh ones: the rule of arXiv 2104.08378
-    for callback in trainer.callback_handler.callbacks:
-        if callable(state := getattr(callback, "state", None)):  # EarlyStoppingCallback keeps its count otherwise
-            fresh = type(callback)(**state()["args"]).state()
-            for name, value in fresh["attributes"].items():
-                setattr(callback, name, value)
     try:
         yield
     finally:
