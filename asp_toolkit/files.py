@@ -71,8 +71,14 @@ def new_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
             os.rename(path, old / "was")
-            os.rename(part, path)
-            shutil.rmtree(old)
+            try:
+                os.rename(part, path)
+            except BaseException:
+                os.rename(old / "was", path)
+                raise
+            finally:
+                if path.exists():
+                    shutil.rmtree(old)
         else:
             os.rename(part, path)
     except BaseException:
@@ -82,8 +88,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed writer left in `folder` (temporary files and folders of this module)."""
+    """Remove what a killed writer left in `folder` (temporary files and folders of this module).
+
+    A folder that was set aside, and whose successor did not arrive, is put back.
+    """
     for entry in folder.glob(".*"):
+        path = folder / entry.name[1:].rsplit(".", 2)[0]  # .NAME.random.old
+        if entry.name.endswith(".old") and (entry / "was").is_dir() and not path.exists():
+            os.rename(entry / "was", path)
         if entry.name.endswith((".part", ".old")):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)

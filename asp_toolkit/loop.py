@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import is_initialized
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -29,6 +30,12 @@ from asp_toolkit.runlog import Row, RunLog
 from asp_toolkit.tasks.task import Batch, Task
 
 _AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def accelerator_for(device: str) -> Accelerator:
+    """Devices and processes; "cpu" stays on the CPU. A second one in a process may not name another precision than the
+    first (that of a Hugging Face Trainer, say); ours comes from `Run`."""
+    return Accelerator(mixed_precision=None if is_initialized() else "no", cpu=device == "cpu")
 
 
 @dataclass(frozen=True)

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from asp_toolkit.errors import AspError
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 18  # entries at a time: a piece stays in the second-level cache
+
+
+def _sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    # Whoever sharded a tensor has imported its class; importing it here would cost everybody else half a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 @torch.no_grad()
@@ -32,10 +42,7 @@ def zero_dropped_(tensor: Tensor, mask: Tensor) -> None:
     On a CPU the float's bits, read as an integer, are multiplied by 1 or 0: NaN and -1.0 become +0.0, as with
     `masked_fill_`, whose CPU kernel is not vectorised and takes about twenty times as long.
     """
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    if isinstance(mask, DTensor):
-        mask = mask.to_local()
+    tensor, mask = _local(tensor), _local(mask)
     if tensor.device.type != "cpu" or tensor.numel() == 0 or tensor.ndim == 0:
         tensor.masked_fill_(~mask, 0)
         return
@@ -45,15 +52,19 @@ def zero_dropped_(tensor: Tensor, mask: Tensor) -> None:
         part.mul_(keep.view(torch.int8))
 
 
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if _sharded(tensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The tensor itself; of one that is spread over processes, all of it (every process must call)."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if _sharded(tensor) else tensor
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model itself, out of the wrappers that change parameter names (DistributedDataParallel, torch.compile)."""
+    """The model itself, out of wrappers that rename parameters: of DDP, of averaging, of torch.compile."""
     while True:
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel | AveragedModel):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner
@@ -63,9 +74,11 @@ def bare(model: nn.Module) -> nn.Module:
 
 def _placed(mask: Tensor, parameter: Tensor) -> Tensor:
     """`mask` where and as `parameter` is laid out: device, strides, shards."""
-    if isinstance(parameter, DTensor):
-        if isinstance(mask, DTensor):
+    if _sharded(parameter):
+        if _sharded(mask):
             return mask
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(
             mask.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
         )
@@ -167,9 +180,9 @@ class MaskSet:
         """Parameter name -> what is wrong with it, for every parameter whose dropped entries are not all +0.0."""
         found = {}
         for name, parameter, mask in self._pairs(model):
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+            local = _local(parameter.detach())
             keep = _placed(mask, parameter)
-            dropped = local.view(_BITS[local.element_size()])[~(keep.to_local() if isinstance(keep, DTensor) else keep)]
+            dropped = local.view(_BITS[local.element_size()])[~_local(keep)]
             if wrong := int(dropped.count_nonzero()):
                 found[name] = f"{wrong} of {dropped.numel()} dropped entries are not +0.0"
         return found
@@ -182,7 +195,8 @@ class MaskSet:
         """Write as safetensors: bool masks; reasons, patterns and a hash of all of it in the header."""
         masks = {name: whole(mask).detach().cpu().contiguous() for name, mask in self.masks.items()}
         about = {"skipped": json.dumps(dict(self.skipped)), "patterns": json.dumps(dict(self.patterns))}
-        save_file(masks, path, metadata={"format": "asp_masks", **about, "sha256": _digest(masks, about)})
+        header = json.dumps({**about, "sha256": _digest(masks, about)})
+        save_file(masks, path, metadata={"asp_masks": header})  # one key: several are written in no fixed order
 
     @staticmethod
     def load(path: Path) -> MaskSet:
@@ -193,13 +207,14 @@ class MaskSet:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                if about.get("format") != "asp_masks":
+                header = (file.metadata() or {}).get("asp_masks")
+                if header is None:
                     raise AspError(f"{path}: expected a file of masks, got another safetensors file")
+                about = json.loads(header)
                 masks = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             skipped, patterns = json.loads(about["skipped"]), json.loads(about["patterns"])
             digest = about["sha256"]
-        except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise AspError(f"{path}: cannot read masks: {error}") from error
         if any(mask.dtype != torch.bool for mask in masks.values()) or set(masks) != set(patterns):
             raise AspError(f"{path}: expected one bool mask and one pattern per parameter")

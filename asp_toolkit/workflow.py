@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from asp_toolkit import recipe as recipes
@@ -28,7 +27,7 @@ from asp_toolkit.errors import AspError, closest
 from asp_toolkit.exporters import EXPORTERS, LOADERS, export, load_packed
 from asp_toolkit.files import remove_parts, write_text
 from asp_toolkit.inspection import LayerRow, inspect
-from asp_toolkit.loop import Fitted, Run, evaluate, feed_of, fit
+from asp_toolkit.loop import Fitted, Run, accelerator_for, evaluate, feed_of, fit
 from asp_toolkit.masks import MaskSet
 from asp_toolkit.optimizers import optimizer_arguments
 from asp_toolkit.progress import Progress, figures
@@ -74,7 +73,7 @@ def run_recipe(
     name = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
     recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe, overrides)
     folder = Path(out) if out is not None else Path("runs") / name
-    accelerator = Accelerator(mixed_precision="no", cpu=recipe.device == "cpu")
+    accelerator = accelerator_for(recipe.device)
     first = accelerator.is_main_process  # of several (torchrun), the others compute but neither write nor speak
     progress = Progress(quiet or not first)
     with _claimed(folder, recipe, fresh) if first else contextlib.nullcontext():

@@ -10,15 +10,13 @@ from itertools import islice
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import is_initialized
 from accelerate.utils import find_batch_size
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from asp_toolkit.checkpoint import random_state, set_random_state
 from asp_toolkit.errors import AspError
-from asp_toolkit.loop import Feed, Run, evaluate, fit
+from asp_toolkit.loop import Feed, Run, accelerator_for, evaluate, fit
 from asp_toolkit.masks import MaskSet, bare
 from asp_toolkit.optimizers import optimizer_arguments
 from asp_toolkit.progress import Progress
@@ -49,7 +47,7 @@ def batch_phases(
         raise AspError(f"prune_trainer: loss: expected a function of (outputs, targets), got {shown}")
     optimizer_arguments(said.train.optimizer)
     optimizer_arguments(said.retraining().optimizer)
-    run = Run(_accelerator(said.device), said.seed, said.precision, progress=Progress(quiet))
+    run = Run(accelerator_for(said.device), said.seed, said.precision, progress=Progress(quiet))
     if said.device not in ("auto", run.device.type):
         raise AspError(f"prune_trainer: device: {said.device} was asked for, but there is none; use auto or cpu")
     if isinstance(loss, nn.Module):
@@ -85,11 +83,6 @@ def batch_phases(
     finally:
         model.train(mode)
         set_random_state(before)
-
-
-def _accelerator(device: str) -> Accelerator:
-    # A second Accelerator in a process (after a Trainer, say) may not name another precision; ours comes from Run.
-    return Accelerator(mixed_precision=None if is_initialized() else "no", cpu=device == "cpu")
 
 
 def _refuse_unreadable(name: str, batches: Any) -> None:

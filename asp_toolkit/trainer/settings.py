@@ -24,9 +24,7 @@ _OTHERWISE = {
 }
 
 
-def settings(
-    recipe: str | Path | Recipe | Mapping[str, Any] | None, training: Mapping[str, Any], ours: bool
-) -> Recipe:
+def settings(recipe: str | Path | Recipe | Mapping[str, Any] | None, training: Mapping[str, Any], ours: bool) -> Recipe:
     """The recipe that is meant, checked, with a placeholder for its task.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import pickle
 from pathlib import Path
 
@@ -215,20 +216,20 @@ def test_a_damaged_file_is_never_read_as_other_masks(
     ("masks", "header", "error"),
     [
         ({"w": torch.ones(2, 4, dtype=torch.bool)}, {}, "got another safetensors file"),
-        ({"w": torch.ones(2, 4, dtype=torch.bool)}, {"format": "asp_masks"}, "cannot read masks"),
+        ({"w": torch.ones(2, 4, dtype=torch.bool)}, {"asp_masks": "{}"}, "cannot read masks"),
         (
             {"w": torch.ones(2, 4)},
-            {"format": "asp_masks", "skipped": "{}", "patterns": '{"w": "2:4"}', "sha256": ""},
+            {"asp_masks": json.dumps({"skipped": "{}", "patterns": '{"w": "2:4"}', "sha256": ""})},
             "one bool mask",
         ),
         (
             {"w": torch.ones(2, 4, dtype=torch.bool)},
-            {"format": "asp_masks", "skipped": "{}", "patterns": "{}", "sha256": ""},
+            {"asp_masks": json.dumps({"skipped": "{}", "patterns": "{}", "sha256": ""})},
             "one pattern per parameter",
         ),
         (
             {"w": torch.ones(2, 4, dtype=torch.bool)},
-            {"format": "asp_masks", "skipped": "{}", "patterns": '{"w": "2:4"}', "sha256": "0"},
+            {"asp_masks": json.dumps({"skipped": "{}", "patterns": '{"w": "2:4"}', "sha256": "0"})},
             "do not match their hash",
         ),
     ],
