@@ -33,6 +33,13 @@ def random_state() -> State:
     }
 
 
+def seed_all(seed: int) -> None:
+    """Seed every random generator that training draws from, users' transforms included."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put back what `random_state` saw."""
     random.setstate(state["python"])

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from asp_toolkit.errors import AspError
 from asp_toolkit.recipe.schema import Training
-from asp_toolkit.tasks.task import MapDataset, Task
+from asp_toolkit.tasks.task import Batch, MapDataset, Task
 
 
 def stream_seed(*parts: object) -> int:
@@ -102,3 +103,14 @@ def _loader(task: Task, data: Any, order: _Order) -> DataLoader[Any]:
         num_workers=task.workers,
         generator=torch.Generator(),  # its own: making an iterator must not draw from the training's generator
     )
+
+
+def channels_last(batch: Batch) -> Batch:
+    """The batch with its 4-D tensors, (B, C, H, W), laid out channels-last."""
+    if isinstance(batch, Tensor):
+        return batch.to(memory_format=torch.channels_last) if batch.ndim == 4 else batch
+    if isinstance(batch, tuple | list):
+        return type(batch)(channels_last(part) for part in batch)
+    if isinstance(batch, dict):
+        return {key: channels_last(value) for key, value in batch.items()}
+    return batch

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import is_initialized
@@ -19,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from asp_toolkit.checkpoint import Checkpoints, State, random_state, set_random_state
+from asp_toolkit.checkpoint import Checkpoints, State, random_state, seed_all, set_random_state
 from asp_toolkit.errors import AspError
-from asp_toolkit.loaders import stream_seed, test_loader, train_loader
+from asp_toolkit.loaders import channels_last, stream_seed, test_loader, train_loader
 from asp_toolkit.masks import MaskSet, bare
-from asp_toolkit.optimizers import build_optimizer, lr_factor
+from asp_toolkit.optimizers import build_optimizer, keeps_zeros, lr_factor
 from asp_toolkit.progress import Progress
 from asp_toolkit.recipe.schema import Training
 from asp_toolkit.runlog import Row, RunLog
@@ -123,11 +121,14 @@ def fit(
     """
     stream = stream or phase
     feed = feed or feed_of(task, section, run, stream)
-    _seed_all(stream_seed(run.seed, stream))
+    seed_all(stream_seed(run.seed, stream))
     model.to(run.device)
     if task.channels_last:
         model.to(memory_format=torch.channels_last)
+    zeros_stay = keeps_zeros(section.optimizer)
     masks = masks.placed_like(model) if masks else None
+    if masks is not None:
+        masks.apply_(model)
     wrapped = run.accelerator.prepare_model(model) if run.accelerator.num_processes > 1 else model
     optimizer = build_optimizer(model, section.optimizer)
     peaks = [group["lr"] for group in optimizer.param_groups]
@@ -174,6 +175,8 @@ def fit(
         return found
 
     def state() -> State:
+        if masks is not None:
+            masks.apply_(model)
         return {
             "step": step,
             "seconds": time.monotonic() - started,
@@ -215,7 +218,7 @@ def fit(
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-                if masks is not None:
+                if masks is not None and not zeros_stay:
                     masks.apply_(model)
                 if average is not None:
                     average.update_parameters(model)
@@ -277,12 +280,6 @@ def evaluate(model: nn.Module, task: Task, run: Run, batches: Iterable[Batch]) -
     return {**{name: value / samples for name, value in sums.items()}, "samples": samples}
 
 
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # users' transforms draw from it
-    torch.manual_seed(seed)
-
-
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
@@ -292,14 +289,4 @@ def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
 
 def _placed(batch: Batch, task: Task, run: Run) -> Batch:
     batch = send_to_device(batch, run.device)
-    return _channels_last(batch) if task.channels_last else batch
-
-
-def _channels_last(batch: Batch) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch.to(memory_format=torch.channels_last) if batch.ndim == 4 else batch
-    if isinstance(batch, tuple | list):
-        return type(batch)(_channels_last(part) for part in batch)
-    if isinstance(batch, dict):
-        return {key: _channels_last(value) for key, value in batch.items()}
-    return batch
+    return channels_last(batch) if task.channels_last else batch

@@ -63,6 +63,30 @@ def build_optimizer(model: nn.Module, section: Optimizer) -> torch.optim.Optimiz
         raise AspError(f"optimizer: {kind.__name__} refuses this model's parameters: {error}") from error
 
 
+def keeps_zeros(section: Optimizer) -> bool:
+    """Whether an entry that is +0.0 and never has a gradient stays +0.0 by the optimizer's own arithmetic.
+
+    True of optimizers that treat every entry by itself (SGD, Adam, ...): masks then hold after every step without
+    another pass over the weights. Found by trying the optimizer on a small matrix, not by its name; one that mixes
+    entries (Muon) or steps otherwise is found out.
+    """
+    generator = torch.Generator().manual_seed(0)
+    keep = torch.rand(8, 8, generator=generator) < 0.5
+    kind, arguments = optimizer_arguments(section)
+    weight = nn.Parameter(torch.where(keep, torch.randn(8, 8, generator=generator), 0.0))
+    try:
+        optimizer = kind([weight], **arguments)
+        step: Any = kind.step
+        while getattr(step, "hooked", False):  # torch's wrapper, which would call hooks meant for real steps
+            step = step.__wrapped__
+        for _ in range(3):
+            weight.grad = torch.where(keep, torch.randn(8, 8, generator=generator), 0.0)
+            step(optimizer)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return not weight.detach()[~keep].view(torch.int32).any()
+
+
 def lr_factor(schedule: LrSchedule, step: int, total: int, steps_per_epoch: int) -> float:
     """The learning rate before optimizer step `step` (from 0) of `total`, as a share of the peak."""
     warmup = schedule.warmup

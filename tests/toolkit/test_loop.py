@@ -119,6 +119,28 @@ def test_the_zero_set_is_the_masks_after_every_step(
         assert int((learned[mask] == 0).sum()) == 0
 
 
+def test_masks_hold_under_an_optimizer_that_mixes_entries() -> None:
+    """Muon makes the update orthogonal: entries without a gradient move too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.ReLU(), nn.Linear(12, 4, bias=False))
+    masks = prune(model)
+    wrong: list[dict[str, str]] = []
+    look = task(see=lambda model: wrong.append(masks.violations(model)))
+    before = model[0].weight.clone()
+    fit(
+        model,
+        look,
+        section(optimizer={"name": "muon", "lr": 0.02}),
+        run(),
+        "retrained",
+        masks=masks,
+        feed=feed(batches()),
+    )
+    assert not torch.equal(model[0].weight, before)
+    assert not any(wrong)
+    assert not masks.violations(model)
+
+
 def test_without_masks_zeros_come_back() -> None:
     model = network()
     masks = prune(model)

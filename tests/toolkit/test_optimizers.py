@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asp_toolkit.errors import AspError
-from asp_toolkit.optimizers import build_optimizer, lr_factor, optimizer_arguments
+from asp_toolkit.optimizers import build_optimizer, keeps_zeros, lr_factor, optimizer_arguments
 from asp_toolkit.recipe.schema import LrSchedule, Optimizer
 
 
@@ -160,3 +160,19 @@ def test_every_schedule_rises_to_the_peak_and_falls(name: Any, warmup: float, fi
     assert all(0 <= value <= 1 + 1e-12 for value in values)
     assert all(a <= b + 1e-12 for a, b in pairwise(values[: peak + 1]))
     assert all(a >= b - 1e-12 for a, b in pairwise(values[peak:]))
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1), True),
+        (Optimizer(name="adamw", lr=0.1, weight_decay=0.1), True),
+        (Optimizer(name="adagrad", lr=0.1, weight_decay=0.1), True),
+        (Optimizer(name="rmsprop", lr=0.1, options={"centered": True}), True),
+        (Optimizer(name="muon", lr=0.1), False),
+    ],
+)
+def test_whether_an_optimizer_keeps_zeros_is_found_by_trying_it(section: Optimizer, expected: bool) -> None:
+    before = torch.get_rng_state()
+    assert keeps_zeros(section) is expected
+    assert torch.equal(torch.get_rng_state(), before)
