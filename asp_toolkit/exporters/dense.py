@@ -11,7 +11,15 @@ from torch import nn
 
 from asp_toolkit.errors import AspError
 from asp_toolkit.exporters import manifest
-from asp_toolkit.exporters.tensors import Collected, config_kept, is_pretrained, storable, stored_names, tied_to_stored
+from asp_toolkit.exporters.tensors import (
+    Collected,
+    config_kept,
+    is_pretrained,
+    no_bars,
+    storable,
+    stored_names,
+    tied_to_stored,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -30,7 +38,7 @@ def write_dense(
     """
     model: Any = found.model
     if is_pretrained(model):
-        with config_kept(model):
+        with config_kept(model), no_bars():
             if found.changed:
                 everything = {**model.state_dict(), **found.tensors}
                 everything.update({alias: found.tensors[names[0]] for names in found.groups for alias in names[1:]})

@@ -149,6 +149,20 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 @contextmanager
+def no_bars() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar over ours; its setting is put back."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
 def config_kept(model: nn.Module) -> Iterator[None]:
     """Undo what saving writes into the config object of a transformers model."""
     config = model.config
