@@ -107,7 +107,7 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
         other.load_state_dict(dense)
         phases["control"] = _phase("control", other, task, recipe.retraining(), run, stream="retrained")
 
-    model = model.cpu().to(memory_format=torch.contiguous_format).eval()
+    model = _as_loaded(model, task, recipe.seed)
     exports = _export(model, masks, task, recipe, folder, run) if run.accelerator.is_main_process else []
     speed = []
     if recipe.export.bench and any(made["format"] == "packed" for made in exports):
@@ -214,6 +214,13 @@ def _built(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return task.build()
+
+
+def _as_loaded(model: nn.Module, task: Task, seed: int) -> nn.Module:
+    """The trained model on the CPU, laid out as one that is built and loaded: torch picks its algorithms by strides."""
+    plain = _built(task, seed)
+    plain.load_state_dict(model.state_dict())
+    return plain.eval()
 
 
 def _rules(recipe: Recipe) -> list[Rule]:

@@ -279,3 +279,15 @@ def test_new_layer_is_zeros_and_valid(tmp_path: Path) -> None:
         empty = SparseConv2d(8, 4, 3)
     empty.load_state_dict(SparseConv2d(8, 4, 3).state_dict(), assign=True)
     assert empty(torch.ones(8, 3, 3)).shape == (4, 1, 1)
+
+
+def test_a_1x1_convolution_has_the_strides_of_the_dense_layer_and_its_bits() -> None:
+    """Kernels of one pixel are contiguous in several strides, by which torch picks its algorithm."""
+    torch.manual_seed(0)
+    dense = nn.Conv2d(16, 8, 1)
+    with torch.no_grad():
+        dense.weight.view(8, 4, 4)[:, :, 2:] = 0
+    sparse = SparseConv2d.from_dense(dense)
+    assert sparse.weight.stride() == dense.weight.stride()
+    x = torch.randn(2, 16, 1, 1)
+    assert torch.equal(sparse(x), dense(x))
