@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,11 @@ def run(
     from asp_toolkit.workflow import run_recipe
 
     folder = out if out is not None else Path("runs") / Path(recipe).stem
-    report = run_recipe(recipe, folder, overrides or [], quiet=quiet, fresh=fresh)
+    try:
+        report = run_recipe(recipe, folder, overrides or [], quiet=quiet, fresh=fresh)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(130) from None
     if json:
         print_json(report)
     elif not quiet:
