@@ -99,9 +99,13 @@ class Checkpoints:
     def _write(self, path: Path, state: State) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_parts(path.parent)
-        with new_folder(path) as part:
-            torch.save(state, part / _STATE)
-            write_text(part / _HASH, sha256(part / _STATE) + "\n")
+        try:
+            with new_folder(path) as part:
+                torch.save(state, part / _STATE)
+                write_text(part / _HASH, sha256(part / _STATE) + "\n")
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            reason = str(error).splitlines()[0]
+            raise AspError(f"checkpoint {path} cannot be written ({reason}); is the disk full?") from error
 
     def _read(self, path: Path, instead: str) -> State | None:
         try:

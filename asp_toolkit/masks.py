@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -102,6 +103,10 @@ class MaskSet:
     skipped: Mapping[str, str] = field(default_factory=dict)
     patterns: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(self.patterns.values()))
+        return f"MaskSet({len(self.masks)} parameters masked ({kinds}), {len(self.skipped)} skipped)"
+
     def _pairs(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         parameters = dict(bare(model).named_parameters(remove_duplicate=False))
         for name, mask in self.masks.items():
@@ -173,6 +178,12 @@ class MaskSet:
             for handle in handles:
                 hooks.callback(handle.remove)
             yield placed
+        if moved := self.violations(model):
+            warnings.warn(
+                f"{', '.join(list(moved)[:3])}: changed outside any optimizer step, so the masks did not hold all the "
+                "time; they do now, but what was measured in between was not this sparse model",
+                stacklevel=3,
+            )
         self.apply_(model)
 
     @torch.no_grad()

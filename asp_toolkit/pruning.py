@@ -40,7 +40,9 @@ class Choice:
 
 
 def _resolve_pattern(pattern: str | Pattern) -> Pattern:
-    return parse(pattern) if isinstance(pattern, str | int) else pattern  # a number: an unquoted 2:4 of YAML 1.1
+    if isinstance(pattern, str) or not hasattr(pattern, "why_not"):
+        return parse(pattern)  # which says what is wrong with a number, say: an unquoted 2:4 of YAML 1.1
+    return pattern
 
 
 def resolve_score(score: str | Score) -> Score:

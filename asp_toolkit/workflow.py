@@ -70,8 +70,15 @@ def run_recipe(
         AspError: the recipe is wrong, its data is missing, the folder belongs to another recipe, or the result does
             not verify.
     """
-    name = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
-    recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe, overrides)
+    if not isinstance(recipe, Recipe):
+        try:
+            return _run(Path(recipe).stem, recipes.load(recipe, overrides), out, quiet, fresh)
+        except AspError as error:
+            raise AspError(recipes.located(recipe, str(error), overrides)) from error
+    return _run("recipe", recipe, out, quiet, fresh)
+
+
+def _run(name: str, recipe: Recipe, out: str | Path | None, quiet: bool, fresh: bool) -> dict[str, Any]:
     folder = Path(out) if out is not None else Path("runs") / name
     accelerator = accelerator_for(recipe.device)
     first = accelerator.is_main_process  # of several (torchrun), the others compute but neither write nor speak
@@ -92,7 +99,6 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
     task, rules = build_task(recipe.task, recipe.seed), _rules(recipe)
     model = _built(task, recipe.seed)
     _check_at_the_door(recipe, model, rules, run)
-
     phases = {"dense": _phase("dense", model, task, recipe.train, run, skip=recipe.train.skip)}
     dense = {key: value.clone() for key, value in model.state_dict().items()}
 
@@ -230,8 +236,11 @@ def _rules(recipe: Recipe) -> list[Rule]:
 def _check_at_the_door(recipe: Recipe, model: nn.Module, rules: Sequence[Rule], run: Run) -> None:
     """Everything that can be refused, before the expensive part."""
     choose(model, rules)
-    optimizer_arguments(recipe.train.optimizer)
-    optimizer_arguments(recipe.retraining().optimizer)
+    for place, section in (("train", recipe.train), ("retrain", recipe.retraining())):
+        try:
+            optimizer_arguments(section.optimizer)
+        except AspError as error:
+            raise AspError(f"{place}.{error}") from error
     for format in recipe.export.formats:
         if format not in EXPORTERS:
             raise AspError(f"export.formats: unknown format '{format}'; {closest(format, EXPORTERS)}")
@@ -277,7 +286,8 @@ def _claimed(folder: Path, recipe: Recipe, fresh: bool) -> Iterator[None]:
         if fresh:
             for entry in [folder / name for name in _WRITTEN]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
-        if saved.exists():
+        begun = (folder / "log.jsonl").exists()
+        if saved.exists() and begun:
             if difference := _difference(recipes.load(saved).model_dump(), recipe.model_dump()):
                 raise AspError(
                     f"{folder} holds a run of another recipe ({difference}); use another --out, or --fresh to delete it"

@@ -50,7 +50,9 @@ def main() -> None:
     """Run the command line: 0 done, 1 refused or failed with one message on standard error, 2 wrong usage."""
     try:
         app(prog_name="asp")
-    except AspError as error:
+    except (AspError, OSError) as error:
         text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename or 'file system'}: {error.strerror}"
         print(f"error: {text}" if "\n" not in text else f"errors:\n{text}", file=sys.stderr)
         sys.exit(1)

@@ -25,7 +25,7 @@ def check(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Read a recipe and name everything that is wrong with it; --json prints it with every default spelled out."""
+    """Name all that is wrong with a recipe, short of building its model; --json prints it with every default."""
     from asp_toolkit.recipe import load
 
     found = load(recipe, overrides or [])

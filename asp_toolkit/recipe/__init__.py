@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from asp_toolkit.recipe.overrides import Overrides, apply_overrides, parse_overr
 from asp_toolkit.recipe.schema import Recipe, Training
 from asp_toolkit.recipe.yaml_file import dump_yaml, parse_yaml
 
-__all__ = ["Recipe", "bundled", "difference", "dump", "find", "from_mapping", "load"]
+__all__ = ["Recipe", "bundled", "difference", "dump", "find", "from_mapping", "load", "located"]
 
 _LARGEST = 1 << 20  # bytes; more is not a recipe but, say, a checkpoint named by mistake
 
@@ -82,6 +83,22 @@ def from_mapping(data: Mapping[str, Any], overrides: Overrides | None = None, na
         AspError: as `load`; `name` stands for the file.
     """
     return _checked(_plain(data, name), overrides, Source(name))
+
+
+def located(path: str | Path, error: str, overrides: Overrides | None = None) -> str:
+    """`error` with the override, or file and line, before it, where it begins with a key that stands there."""
+    found = re.match(r"[a-z_]+(?:\.\w+)*(?=[: ])", error)
+    if not found or found[0].split(".")[0] not in Recipe.model_fields:
+        return error
+    for given in overrides or ():
+        name = given.partition("=")[0]  # a mapping gives its keys
+        if f"{found[0]}.".startswith(f"{name}."):
+            return f"override {name}: {error}"
+    file = find(path)
+    lines = parse_yaml(file.read_text(encoding="utf-8"), file.name).lines
+    key = tuple(int(part) if part.isdigit() else part for part in found[0].split("."))
+    line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
+    return error if line is None else f"{path if Path(path).is_file() else file.name}:{line} {error}"
 
 
 def dump(recipe: Recipe) -> str:

@@ -288,3 +288,9 @@ def test_a_wrapped_pruned_model_keeps_its_masks() -> None:
     mask = prune(model).masks["weight"]
     again = prune(Observed(model))
     assert torch.equal(again.masks["layer.weight"], mask)
+
+
+@pytest.mark.parametrize("pattern", [1.7, None, (2, 4), 124])
+def test_what_is_no_pattern_is_refused_by_name(pattern: object) -> None:
+    with pytest.raises(AspError, match="unknown pattern"):
+        prune(nn.Linear(8, 4), pattern)  # type: ignore[arg-type]

@@ -102,6 +102,37 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_corrected_recipe_may_use_the_folder_of_the_refused_one(tmp_path: Path) -> None:
+    with pytest.raises(AspError, match="matches no layer name"):
+        run_recipe(tiny(prune={"rules": [{"include": ["conv*"]}]}), tmp_path, quiet=True)
+    run_recipe(tiny(), tmp_path, quiet=True)
+
+
+def test_what_only_the_model_can_refuse_is_answered_with_file_and_line(tmp_path: Path) -> None:
+    recipe = {**TINY, "prune": {"rules": [{"include": ["conv*"]}]}}
+    file = tmp_path / "wrong.yaml"
+    file.write_text(json.dumps(recipe, indent=1))
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if '"include"' in text)
+    with pytest.raises(AspError, match=rf"wrong\.yaml:{line} prune\.rules\.0\.include: 'conv\*' matches no layer"):
+        run_recipe(file, tmp_path / "run", quiet=True)
+    with pytest.raises(
+        AspError, match=r"override train\.optimizer\.name: train\.optimizer\.name: unknown optimizer 'sdg'"
+    ):
+        run_recipe(
+            file,
+            tmp_path / "run",
+            ["train.optimizer.name=sdg", "train.optimizer.momentum=null", "prune={}"],
+            quiet=True,
+        )
+
+
+def test_convolutions_of_one_pixel_export_the_same_bits(tmp_path: Path) -> None:
+    model = {"name": "mobilenet_v3_small", "options": {"num_classes": 10}}
+    task = {**TINY["task"], "model": model, "data": {"source": "synthetic", "size": 16, "shape": [3, 32, 32]}}
+    train = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 0.01}}
+    assert run_recipe(tiny(task=task, train=train), tmp_path, quiet=True)["exports"][1]["verified"]
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -125,7 +125,7 @@ def conv_weight(values: Tensor, codes: Tensor, kernel: Sequence[int], channels: 
     """Packed (K, R * S * C/g) -> the contiguous (K, C/g, R, S) weight of a convolution."""
     matrix = unpack(values, codes, n, m, kernel[0] * kernel[1] * channels)
     weight = matrix.reshape(-1, kernel[0], kernel[1], channels).permute(0, 3, 1, 2)
-    # A 1x1 kernel is contiguous in several strides at once, and torch picks its algorithm by them: copy into plain ones.
+    # A 1x1 kernel is contiguous in several strides at once, by which torch picks its algorithm: copy into plain ones.
     return weight.clone(memory_format=torch.contiguous_format)
 
 
