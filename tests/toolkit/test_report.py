@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html.parser
 import json
 import math
 import subprocess
@@ -19,72 +18,7 @@ from asp_toolkit.report import wording
 from asp_toolkit.report.build import density
 from asp_toolkit.report.page import outline, render
 from asp_toolkit.report.schema import SCHEMA_FILE
-from asp_toolkit.report.speed import SpeedRow
-
-HOSTILE = "\x1b[31m" + '</td><script>alert(1)</script>"$\\frac$&{{7*7}}[bold red]\N{SNOWMAN}'
-
-
-def layer(name: str, shape: list[int], pattern: str | None, share: float, skipped: str | None = None) -> dict[str, Any]:
-    count = math.prod(shape)
-    return {
-        "name": name,
-        "layer": "Linear",
-        "shape": shape,
-        "pattern": pattern,
-        "density": share,
-        "skipped": skipped,
-        "bytes_dense": 4 * count,
-        "bytes_packed": None if pattern is None else 2 * count + count // 8,
-    }
-
-
-def speed(ratio: float, name: str = "batch 1", backend: str = "reference") -> SpeedRow:
-    return SpeedRow(
-        name=name, batch=1, inputs="1x8 float32", dtype="float32", device="cpu", hardware="Test CPU", threads=1,
-        torch="2.0", rounds=9, repeats=1, dense_ms=2.0, dense_ms_p10=1.9, dense_ms_p90=2.1, sparse_ms=2.0 / ratio,
-        sparse_ms_p10=1.9 / ratio, sparse_ms_p90=2.1 / ratio, speedup=ratio, speedup_p10=ratio * 0.99,
-        speedup_p90=ratio * 1.01, dense_per_second=500.0, sparse_per_second=500.0 * ratio, backends={"fc": backend},
-    )  # fmt: skip
-
-
-def facts(**changes: Any) -> dict[str, Any]:
-    def phase(accuracy: float | None, loss: float, epochs: float) -> dict[str, Any]:
-        return {"loss": loss, "accuracy": accuracy, "samples": 1000, "seconds": 12.5, "steps": 40, "epochs": epochs}
-
-    history = [
-        {
-            "phase": name,
-            "step": step,
-            "epoch": step / 40,
-            "lr": 0.1,
-            "train_loss": 2.0 - step / 40,
-            "loss": None,
-            "accuracy": None,
-        }
-        for name in ("dense", "retrained")
-        for step in range(41)
-    ]
-    for row in history[40::41]:
-        row.update(loss=0.5, accuracy=0.9)
-    return {
-        "name": "tiny",
-        "metric": "accuracy",
-        "phases": {"dense": phase(0.9, 0.5, 1.0), "pruned": phase(0.7, 0.9, 0.0), "retrained": phase(0.91, 0.4, 1.0)},
-        "history": history,
-        "layers": [
-            layer("fc1.weight", [8, 16], "2:4", 0.5),
-            layer("fc1.bias", [8], None, 1.0, "vector (bias, norm or scale)"),
-            layer("fc2.weight", [3, 30], None, 1.0, "contraction length 30 is not a multiple of 4"),
-        ],
-        "sizes": {"dense": 1000, "packed": 600},
-        "speed": [speed(0.9)],
-        "exports": [{"format": "packed", "folder": "exports/packed", "verified": True}],
-        "recipe": {
-            "train": {"epochs": 1, "optimizer": {"name": "sgd", "lr": 0.1}},
-            "prune": {"rules": [{"include": ["*"]}]},
-        },
-        **changes,
-    }
+from tests.toolkit.made_reports import facts, hostile_report, speed
 
 
 def test_build_fills_what_can_be_computed() -> None:
@@ -217,106 +151,6 @@ def test_read_refuses_other_files(tmp_path: Path) -> None:
     for name in ("a.json", "b.json", "none.json"):
         with pytest.raises(AspError, match=name):
             reports.read(tmp_path / name)
-
-
-class Page(html.parser.HTMLParser):
-    """Tags with their attributes, and whether they nest."""
-
-    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-def hostile_report() -> dict[str, Any]:
-    given = facts(name=HOSTILE, recipe={HOSTILE: [HOSTILE, {HOSTILE: HOSTILE}]}, environment={HOSTILE: HOSTILE})
-    given["layers"] += [layer(HOSTILE, [8, 8], "2:4", 0.5), layer(HOSTILE + "2", [8, 8], None, 1.0, HOSTILE)]
-    given["layers"][-1]["layer"] = HOSTILE
-    given["exports"] = [{"format": HOSTILE, "folder": HOSTILE, "verified": False}]
-    given["speed"] = [speed(0.9, HOSTILE, HOSTILE)]
-    given["metric"] = HOSTILE
-    for row in [*given["phases"].values(), *given["history"]]:
-        row[HOSTILE] = row.pop("accuracy")
-    return reports.build(**given)
-
-
-def test_page_is_whole_self_contained_and_without_scripts() -> None:
-    page = Page(render(hostile_report()))
-    assert page.open == []
-    names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
-    for tag, attributes in page.tags:
-        assert not any(key.startswith("on") for key in attributes), tag
-        for key in ("src", "href", "xlink:href"):
-            assert (attributes.get(key) or "#").startswith("#"), (tag, key)
-        assert "url(" not in (attributes.get("style") or "")
-    assert HOSTILE in page.words
-
-
-def test_ids_are_unique_and_every_reference_is_there() -> None:
-    text = render(reports.build(**facts()))
-    page = Page(text)
-    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-    for _, attributes in page.tags:
-        target = attributes.get("xlink:href") or attributes.get("clip-path") or ""
-        if target:
-            assert target.removeprefix("url(").removeprefix("#").removesuffix(")") in ids
-
-
-def test_plots_use_the_pages_colours_and_have_a_size() -> None:
-    text = render(reports.build(**facts()))
-    boxes = [attributes["viewbox"] for tag, attributes in Page(text).tags if tag == "svg"]
-    assert len(boxes) == 5
-    assert all(box is not None and float(box.split()[2]) > 100 for box in boxes)
-    drawn = "".join(piece.split("</svg>")[0] for piece in text.split("<svg")[1:])
-    assert "var(--dense)" in drawn
-    assert "#0" not in drawn.replace('"#', "").replace("url(#", "")
-    assert "prefers-color-scheme: dark" in text
-
-
-def test_two_pages_of_one_report_are_the_same() -> None:
-    built = reports.build(**facts())
-    assert render(built) == render(built)
-
-
-def test_page_without_training_speed_exports_or_pruned_layers() -> None:
-    given = facts(history=[], speed=[], exports=[], layers=[], recipe={}, sizes={})
-    given["phases"]["dense"] = {"loss": 0.5, "accuracy": None, "samples": 0}
-    built = reports.build(**given)
-    page = Page(render(built))
-    assert page.open == []
-    for words in (page.words, reports.as_text(built)):
-        assert "Accuracy cannot be compared" in words
-        assert "not measured" in words
-        assert "not exported" in words
-
-
-def test_a_long_model_lists_every_layer_in_a_box() -> None:
-    many = [layer(f"encoder.layer.{index}.dense.weight", [16, 16], "2:4", 0.5) for index in range(150)]
-    text = render(reports.build(**facts(layers=many)))
-    assert all(row["name"] in text for row in many)
-    assert 'class="box"' in text
-    assert len(text) < 400_000
 
 
 def with_retrained(value: float, **changes: Any) -> dict[str, Any]:
