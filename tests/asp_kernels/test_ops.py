@@ -95,7 +95,8 @@ def test_linear_refuses(x: Tensor, bias: Tensor | None, message: str) -> None:
 def conv_case(**given: Any) -> tuple[Tensor, Tensor, PackedNM, dict[str, Any]]:
     groups, kernel, dtype = given.get("groups", 1), given.pop("kernel", (3, 3)), given.pop("dtype", torch.float64)
     matrix = weight_24(6, kernel[0] * kernel[1] * 8 // groups, dtype)
-    weight = matrix.reshape(6, *kernel, 8 // groups).permute(0, 3, 1, 2).contiguous()  # (K, C/g, R, S)
+    weight = matrix.reshape(6, *kernel, 8 // groups).permute(0, 3, 1, 2)  # (K, C/g, R, S)
+    weight = weight.clone(memory_format=torch.contiguous_format)  # in the strides that a layer's own weight has
     x = torch.randn(2, 8, 9, 7, dtype=torch.float64).to(dtype)
     return x, weight, Packed24.from_dense(matrix), {"kernel": kernel, **given}
 
