@@ -253,14 +253,6 @@ def _raise_if_wrong(problems: Sequence[str]) -> None:
         raise AspError("the result does not verify:\n" + "\n".join(problems))
 
 
-def _difference(old: Any, new: Any, key: str = "") -> str | None:
-    """The first key where two recipes differ, with both values, or None."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        parts = (_difference(old.get(k), new.get(k), f"{key}.{k}".lstrip(".")) for k in {**old, **new})
-        return next((part for part in parts if part), None)
-    return None if old == new else f"{key}: {old} there, {new} here"
-
-
 def _finished(folder: Path) -> dict[str, Any] | None:
     try:
         report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -288,7 +280,7 @@ def _claimed(folder: Path, recipe: Recipe, fresh: bool) -> Iterator[None]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
         begun = (folder / "log.jsonl").exists()
         if saved.exists() and begun:
-            if difference := _difference(recipes.load(saved).model_dump(), recipe.model_dump()):
+            if difference := recipes.difference(recipes.load(saved), recipe):
                 raise AspError(
                     f"{folder} holds a run of another recipe ({difference}); use another --out, or --fresh to delete it"
                 )
