@@ -13,25 +13,7 @@ from asp_toolkit import recipe as recipes
 from asp_toolkit.errors import AspError
 from asp_toolkit.recipe import difference, dump, from_mapping, load, schema
 from asp_toolkit.recipe.yaml_file import parse_yaml
-
-TEXT = """\
-task:
-  kind: image_classification
-  model:
-    name: resnet18
-  data:
-    source: synthetic
-train:
-  epochs: 3
-  optimizer:
-    lr: 1e-1
-    momentum: 0.9
-prune:
-  rules:
-    - pattern: 2:4
-    - include: [fc]
-      pattern: 1:4
-"""
+from tests.toolkit.made_recipes import TEXT
 
 
 def written(tmp_path: Path, text: str = TEXT) -> Path:

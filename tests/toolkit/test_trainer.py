@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from asp_toolkit import AspError, prune, prune_trainer
 from asp_toolkit.recipe import from_mapping
 from asp_toolkit.trainer import PruneResult
+from tests.toolkit.made_loaders import loader, network, samples
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -28,20 +29,6 @@ def digits() -> tuple[Tensor, Tensor]:
     datasets = pytest.importorskip("sklearn.datasets", reason="pip install scikit-learn")
     found = datasets.load_digits()
     return torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
-
-
-def network(inputs: int = 8, classes: int = 4, hidden: int = 16) -> nn.Sequential:
-    torch.manual_seed(11)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-def samples(count: int = 48) -> tuple[Tensor, Tensor]:
-    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
-    return x, x[:, :4].argmax(1)
-
-
-def loader(size: int = 8, **keys: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*samples()), size, **keys)
 
 
 def around(model: nn.Module | None = None, **keys: Any) -> PruneResult:

@@ -8,27 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, TensorDataset
 
 from asp_toolkit import AspError, prune, prune_trainer
+from tests.toolkit.made_loaders import loader, network, samples
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-
-def network(inputs: int = 8, classes: int = 4, hidden: int = 16) -> nn.Sequential:
-    torch.manual_seed(11)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-def samples(count: int = 48) -> tuple[Tensor, Tensor]:
-    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
-    return x, x[:, :4].argmax(1)
-
-
-def loader(size: int = 8, **keys: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*samples()), size, **keys)
 
 
 def test_dense_training_then_pruning_then_the_same_training_again(capsys: pytest.CaptureFixture[str]) -> None:

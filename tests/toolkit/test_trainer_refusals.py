@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from asp_toolkit import AspError, prune_trainer
 from asp_toolkit.recipe import from_mapping
+from tests.toolkit.made_loaders import loader, network, samples
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -21,20 +22,6 @@ WHOLE = {
     "train": {"batch_size": 4, "checkpoint_every": 0.5, "optimizer": {"lr": 0.1}},
     "export": {"formats": ["dense"]},
 }
-
-
-def network(inputs: int = 8, classes: int = 4, hidden: int = 16) -> nn.Sequential:
-    torch.manual_seed(11)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-def samples(count: int = 48) -> tuple[Tensor, Tensor]:
-    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
-    return x, x[:, :4].argmax(1)
-
-
-def loader(size: int = 8, **keys: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*samples()), size, **keys)
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,7 @@ from hypothesis import strategies as st
 from asp_toolkit.errors import AspError
 from asp_toolkit.recipe import dump, load
 from asp_toolkit.recipe.yaml_file import dump_yaml, parse_yaml
-
-TEXT = """\
-task:
-  kind: image_classification
-  model:
-    name: resnet18
-  data:
-    source: synthetic
-train:
-  epochs: 3
-  optimizer:
-    lr: 1e-1
-    momentum: 0.9
-prune:
-  rules:
-    - pattern: 2:4
-    - include: [fc]
-      pattern: 1:4
-"""
+from tests.toolkit.made_recipes import TEXT
 
 
 @pytest.mark.parametrize(
