@@ -70,7 +70,7 @@ def held_pattern(matrix: Tensor, run: int) -> NM | None:
     keep = matrix != 0
     if not bool(keep.any()):
         return None
-    return next((p for p in PATTERNS if p.why_not(keep.shape[0], run) is None and p.holds(keep)), None)
+    return next((p for p in PATTERNS if p.why_not(keep.shape[0], keep.shape[1], run) is None and p.holds(keep)), None)
 
 
 def _row(name: str, layer: str, tensor: Tensor, matrix: Tensor | None, run: int, reason: str | None) -> LayerRow:

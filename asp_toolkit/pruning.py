@@ -131,7 +131,7 @@ def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
             continue
         _, pattern, score = resolved[matching[0]]
         reason = found.reason or _why_not_dtype(parameters[name].dtype)
-        unfit = pattern.why_not(found.rows, found.run)
+        unfit = pattern.why_not(found.rows, found.cols, found.run)
         if reason or unfit:
             choice.skipped[name] = reason or f"{pattern.name} does not fit: {unfit}"
         else:

@@ -63,7 +63,7 @@ class Entry(_Strict):
                 f"order {self.order}, row_dims {self.row_dims}, axis {self.axis} do not suit {dims} dimensions"
             )
         try:
-            reason = self.nm.why_not(self.rows, self.shape[self.axis])
+            reason = self.nm.why_not(self.rows, self.cols, self.shape[self.axis])
         except AspError as error:
             raise ValueError(str(error)) from error
         if reason:

@@ -169,12 +169,12 @@ def test_the_number_that_yaml_reads_instead_is_refused() -> None:
 
 
 def test_why_not_names_the_length() -> None:
-    assert NM(2, 4).why_not(6, 32) is None
-    assert NM(2, 4).why_not(1, 4) is None
-    assert NM(2, 4).why_not(6, 30) == "contraction length 30 is not a multiple of 4"
-    assert NM(8, 16).why_not(6, 24) == "contraction length 24 is not a multiple of 16"
-    assert NM(2, 4).why_not(0, 8) == "empty"
-    assert NM(2, 4).why_not(8, 0) == "empty"
+    assert NM(2, 4).why_not(6, 32, 32) is None
+    assert NM(2, 4).why_not(1, 4, 4) is None
+    assert NM(2, 4).why_not(6, 30, 30) == "contraction length 30 is not a multiple of 4"
+    assert NM(8, 16).why_not(6, 24, 24) == "contraction length 24 is not a multiple of 16"
+    assert NM(2, 4).why_not(0, 8, 8) == "empty"
+    assert NM(2, 4).why_not(8, 0, 0) == "empty"
 
 
 def test_holds_allows_fewer_and_refuses_more() -> None:

@@ -186,6 +186,6 @@ def test_a_tied_embedding_is_left_dense_whoever_comes_first(head_first: bool) ->
 
 
 def test_two_tied_linear_layers_are_one_parameter() -> None:
-    (name, _, found), = views(Tied(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)))
+    ((name, _, found),) = views(Tied(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)))
     assert name == "first.weight"
     assert isinstance(found, View)

@@ -1,35 +1,18 @@
-"""Which sets of entries may stay. `parse("2:4")` gives the pattern that a recipe names."""
+"""N:M: keep N of every M consecutive entries (arXiv 2104.08378)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from asp_toolkit.errors import AspError
+from asp_toolkit.patterns.pattern import Pattern
 
 _CHUNK = 1 << 18  # scores per piece: bounds the extra memory and keeps a piece in the second-level cache
 _RANKS_UP_TO = 16  # above this many entries a group, a stable sort beats comparing all pairs
-
-
-class Pattern(Protocol):
-    """A rule for masks of a (rows, cols) matrix."""
-
-    @property
-    def name(self) -> str:
-        """How a recipe spells it."""
-
-    def why_not(self, rows: int, run: int) -> str | None:
-        """Why it does not fit a matrix with this many rows and this contraction run, or None where it fits."""
-
-    def mask(self, scores: Tensor) -> Tensor:
-        """(rows, cols) scores -> (rows, cols) bool, True keeps; of equal scores the lower index stays."""
-
-    def holds(self, mask: Tensor) -> bool:
-        """Whether a (rows, cols) bool mask obeys the pattern."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +30,8 @@ class NM:
     def name(self) -> str:
         return f"{self.n}:{self.m}"
 
-    def why_not(self, rows: int, run: int) -> str | None:
-        if run == 0 or rows == 0:
+    def why_not(self, rows: int, cols: int, run: int) -> str | None:
+        if rows == 0 or cols == 0 or run == 0:
             return "empty"
         if run % self.m:
             return f"contraction length {run} is not a multiple of {self.m}"
@@ -65,6 +48,9 @@ class NM:
             piece = groups[start : start + step]
             out[start : start + step] = top(piece, self.n)
         return out.reshape(scores.shape)
+
+    def density(self, rows: int, cols: int) -> float:
+        return self.n / self.m
 
     def holds(self, mask: Tensor) -> bool:
         return mask.shape[1] % self.m == 0 and bool((mask.reshape(-1, self.m).sum(1) <= self.n).all())

@@ -23,10 +23,11 @@ class View:
     layer:   class name of the module that owns it
     kinds:   class names of that module and its bases, for rules by layer type
     shape:   the parameter's shape
-    order:   permutation of its dimensions that puts the rows first and the contraction dimensions last
+    order:   permutation of the dimensions of `split` that puts the rows first and the contraction dimensions last
     row_dims: how many of the permuted dimensions are rows
     run:     entries of the contraction that are consecutive: groups must not cross a multiple of it
-    reason:  why the paper's workflow leaves it dense unless asked, or None
+    reason:  why it is left dense unless a rule names it, or None
+    split:   the shape that `order` speaks of: `shape`, or `shape` with dimensions split in two
     """
 
     name: str
@@ -37,25 +38,30 @@ class View:
     row_dims: int
     run: int
     reason: str | None = None
+    split: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.split:
+            object.__setattr__(self, "split", self.shape)
 
     @property
     def rows(self) -> int:
         """Rows of the matrix."""
-        return int(torch.Size(self.shape[d] for d in self.order[: self.row_dims]).numel())
+        return int(torch.Size(self.split[d] for d in self.order[: self.row_dims]).numel())
 
     @property
     def cols(self) -> int:
         """Length of the contraction."""
-        return int(torch.Size(self.shape[d] for d in self.order[self.row_dims :]).numel())
+        return int(torch.Size(self.split[d] for d in self.order[self.row_dims :]).numel())
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape -> (rows, cols); a view where strides allow."""
-        return tensor.permute(self.order).reshape(self.rows, self.cols)
+        return tensor.reshape(self.split).permute(self.order).reshape(self.rows, self.cols)
 
     def unmatrix(self, matrix: Tensor) -> Tensor:
         """(rows, cols) -> the parameter's shape; the inverse of `matrix`."""
-        permuted = matrix.reshape([self.shape[d] for d in self.order])
-        return permuted.permute([self.order.index(d) for d in range(len(self.order))])
+        permuted = matrix.reshape([self.split[d] for d in self.order])
+        return permuted.permute([self.order.index(d) for d in range(len(self.order))]).reshape(self.shape)
 
 
 LayerView = Callable[[nn.Module, str], tuple[tuple[int, ...], int, int, str | None] | str]
