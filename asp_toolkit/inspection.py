@@ -15,13 +15,18 @@ from torch import Tensor, nn
 from asp_kernels import SparseConv2d, SparseLinear
 from asp_kernels.validate import code_bytes
 from asp_toolkit.errors import AspError
-from asp_toolkit.exporters.loading import opened
+from asp_toolkit.exporters.checks import broken_together, is_joint
+from asp_toolkit.exporters.entry import Entry, known_pattern, not_built_in
 from asp_toolkit.exporters.manifest import NAME, read
-from asp_toolkit.masks import bare
-from asp_toolkit.patterns import NM
+from asp_toolkit.exporters.stored import Stored, opened
+from asp_toolkit.masks import bare, whole
+from asp_toolkit.patterns import NM, Pattern, TransposableNM
 from asp_toolkit.views import views
 
-PATTERNS = (NM(1, 16), NM(1, 8), NM(1, 4), NM(2, 4), NM(4, 8), NM(8, 16), NM(16, 32))
+PATTERNS = (
+    *(NM(1, 16), NM(1, 8), NM(2, 16), NM(1, 4), NM(2, 8)),
+    *(NM(2, 4), NM(4, 8), NM(8, 16), NM(16, 32)),
+)
 """What is looked for: the sparsest first, and of equal ones the smallest group, which implies the larger."""
 
 
@@ -30,9 +35,10 @@ class LayerRow:
     """One parameter.
 
     layer:   class of the layer that owns it; "" where a file does not say
-    pattern: the sparsest of PATTERNS that its zeros hold, or None
+    pattern: what its zeros hold, or None: of an export what the manifest says, else the sparsest of PATTERNS, and
+             "N:M transposable" where they hold that along the other axis too
     density: share of entries that are not zero
-    bytes_dense, bytes_packed: as it is stored densely, and packed by `pattern`
+    bytes_dense, bytes_packed: as it is stored densely, and packed by `pattern`; None where that is no N:M
     skipped: why it holds no pattern, or None
     """
 
@@ -51,7 +57,7 @@ class Totals:
     """Sums over rows.
 
     density_pruned: of the parameters that hold a pattern
-    bytes_packed:   these packed, the rest dense
+    bytes_packed, pruned_bytes_packed: what is N:M packed, the rest dense
     """
 
     parameters: int
@@ -65,28 +71,49 @@ class Totals:
     pruned_bytes_packed: int
 
 
-def held_pattern(matrix: Tensor, run: int) -> NM | None:
-    """The sparsest of PATTERNS that a (rows, cols) matrix holds along runs of `run` entries; None for all zeros."""
+def held_pattern(matrix: Tensor, run: int) -> Pattern | None:
+    """What a (rows, cols) matrix holds along runs of `run` entries: see LayerRow. None for all zeros."""
     keep = matrix != 0
     if not bool(keep.any()):
         return None
-    return next((p for p in PATTERNS if p.why_not(keep.shape[0], keep.shape[1], run) is None and p.holds(keep)), None)
+    return next((_transposable(p, keep, run) or p for p in PATTERNS if _holds(p, keep, run)), None)
 
 
-def _row(name: str, layer: str, tensor: Tensor, matrix: Tensor | None, run: int, reason: str | None) -> LayerRow:
+def _holds(pattern: Pattern, keep: Tensor, run: int) -> bool:
+    return pattern.why_not(keep.shape[0], keep.shape[1], run) is None and pattern.holds(keep)
+
+
+def _transposable(nm: NM, keep: Tensor, run: int) -> Pattern | None:
+    pattern = TransposableNM(nm.n, nm.m)
+    return pattern if _holds(pattern, keep, run) else None
+
+
+def _row(
+    name: str,
+    layer: str,
+    tensor: Tensor,
+    shape: tuple[int, int] | None,
+    pattern: Pattern | None,
+    reason: str | None,
+) -> LayerRow:
+    """The row of a tensor whose (rows, cols) matrix of that `shape` holds `pattern`."""
     nonzero = int(tensor.count_nonzero())
     density = nonzero / max(1, tensor.numel())
-    found = None if matrix is None else held_pattern(matrix, run)
+    nm: NM | None = getattr(pattern, "nm", None)
     packed = None
-    if found is not None and matrix is not None:
-        rows, cols = matrix.shape
-        packed = rows * (cols // found.m * found.n * tensor.element_size() + code_bytes(cols, found.n, found.m))
+    if nm is not None and shape is not None:
+        rows, cols = shape
+        packed = rows * (cols // nm.m * nm.n * tensor.element_size() + code_bytes(cols, nm.n, nm.m))
+    if pattern is not None:
         reason = None
     elif reason is None:
         reason = "all zeros" if nonzero == 0 else f"dense: its zeros ({1 - density:.1%}) hold no N:M pattern"
-    return LayerRow(
-        name, layer, tuple(tensor.shape), found.name if found else None, density, tensor.nbytes, packed, reason
-    )
+    held = None if pattern is None else pattern.name
+    return LayerRow(name, layer, tuple(tensor.shape), held, density, tensor.nbytes, packed, reason)
+
+
+def _found(name: str, layer: str, tensor: Tensor, matrix: Tensor, run: int, reason: str | None = None) -> LayerRow:
+    return _row(name, layer, tensor, (matrix.shape[0], matrix.shape[1]), held_pattern(matrix, run), reason)
 
 
 def _of_packed_layer(name: str, module: SparseLinear | SparseConv2d) -> LayerRow:
@@ -105,27 +132,46 @@ def _of_model(model: nn.Module) -> Iterator[LayerRow]:
             yield _of_packed_layer(f"{prefix}.weight" if prefix else "weight", module)
     slots = dict(model.named_parameters(remove_duplicate=False))
     for name, module, view in views(model):
-        tensor = slots[name].detach()
-        if tensor.is_meta:
+        if slots[name].is_meta:
             raise AspError(f"inspect: '{name}' is on the meta device and has no values; load its weights first")
-        matrix, run, reason = (None, 0, view) if isinstance(view, str) else (view.matrix(tensor), view.run, view.reason)
-        yield _row(name, type(module).__name__, tensor, matrix, run, reason)
+        tensor = whole(slots[name].detach())
+        if isinstance(view, str):
+            yield _row(name, type(module).__name__, tensor, None, None, view)
+        else:
+            yield _found(name, view.layer, tensor, view.matrix(tensor), view.run, view.reason)
 
 
 def _of_tensor(name: str, tensor: Tensor) -> LayerRow:
     """A tensor whose layer is unknown: read as Linear where it has two dimensions, as a convolution with more."""
     if not tensor.is_floating_point():
-        return _row(name, "", tensor, None, 0, f"{str(tensor.dtype).removeprefix('torch.')}, not floating point")
+        return _row(name, "", tensor, None, None, f"{str(tensor.dtype).removeprefix('torch.')}, not floating point")
     if tensor.ndim < 2:
-        return _row(name, "", tensor, None, 0, "vector (bias, norm or scale)")
+        return _row(name, "", tensor, None, None, "vector (bias, norm or scale)")
     order = (0, *range(2, tensor.ndim), 1)
     matrix = tensor.permute(order).reshape(tensor.shape[0], tensor[:1].numel())
-    return _row(name, "", tensor, matrix, tensor.shape[1], None)
+    return _found(name, "", tensor, matrix, tensor.shape[1])
+
+
+def _of_entry(name: str, entry: Entry, tensor: Tensor, wrong: str | None) -> LayerRow:
+    """A parameter that the manifest calls pruned: its pattern where that holds, else what does."""
+    matrix = entry.matrix(tensor)
+    said = known_pattern(entry.pattern)
+    if said is not None and wrong is None and said.holds(matrix != 0):
+        return _row(name, "", tensor, (entry.rows, entry.cols), said, None)
+    reason = not_built_in(entry.pattern) if said is None else f"is not {entry.pattern}, as the manifest says"
+    return _found(name, "", tensor, matrix, entry.groups_run, f"{reason}: {wrong}" if wrong else reason)
+
+
+def _joint(stored: Stored) -> Iterator[tuple[Pattern, Tensor]]:
+    for name, entry in stored.manifest.parameters.items():
+        if (pattern := known_pattern(entry.pattern)) is not None and is_joint(pattern):
+            yield pattern, entry.matrix(stored.pruned(name) != 0)
 
 
 def _of_export(folder: Path) -> Iterator[LayerRow]:
     manifest = read(folder)
     with opened(folder, manifest) as stored:
+        broken = broken_together(_joint(stored))
         for name in sorted(stored.parameters()):
             entry = manifest.parameters.get(name)
             if entry is None:
@@ -137,10 +183,7 @@ def _of_export(folder: Path) -> Iterator[LayerRow]:
                     else LayerRow(**{**vars(row), "pattern": None, "bytes_packed": None, "skipped": reason})
                 )
                 continue
-            tensor = (
-                stored.tensor(name) if manifest.format == "dense" else entry.unmatrix(stored.packed(name).to_dense())
-            )
-            yield _row(name, "", tensor, entry.matrix(tensor), entry.shape[entry.axis], None)
+            yield _of_entry(name, entry, stored.pruned(name), broken.get(entry.pattern))
 
 
 def _of_safetensors(files: list[Path]) -> Iterator[LayerRow]:
@@ -229,5 +272,5 @@ def totals(rows: list[LayerRow]) -> Totals:
         bytes_dense=sum(row.bytes_dense for row in rows),
         bytes_packed=sum(row.bytes_dense if row.bytes_packed is None else row.bytes_packed for row in rows),
         pruned_bytes_dense=sum(row.bytes_dense for row in held),
-        pruned_bytes_packed=sum(row.bytes_packed or 0 for row in held),
+        pruned_bytes_packed=sum(row.bytes_dense if row.bytes_packed is None else row.bytes_packed for row in held),
     )

@@ -202,6 +202,11 @@ class MaskSet:
         """Parameter name -> kept share, a fraction in [0, 1]; of the whole parameter, also where masks are sharded."""
         return {name: int(whole(mask.sum())) / max(1, mask.numel()) for name, mask in self.masks.items()}
 
+    def share(self) -> float:
+        """Kept share of all masked entries together, a fraction in [0, 1]."""
+        kept = sum(int(whole(mask.sum())) for mask in self.masks.values())
+        return kept / max(1, sum(mask.numel() for mask in self.masks.values()))
+
     def save(self, path: Path) -> None:
         """Write as safetensors: bool masks; reasons, patterns and a hash of all of it in the header."""
         masks = {name: whole(mask).detach().cpu().contiguous() for name, mask in self.masks.items()}

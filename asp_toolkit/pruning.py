@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from asp_toolkit.errors import AspError, closest
 from asp_toolkit.masks import MaskSet, bare, whole
-from asp_toolkit.patterns import Pattern, parse
-from asp_toolkit.scores import SCORES, Score
-from asp_toolkit.views import View, views
+from asp_toolkit.patterns import Pattern, masks_of, parse
+from asp_toolkit.scores import SCORES, Score, Stats, needs_of
+from asp_toolkit.views import View, labels, multiplied, views
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,28 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """One parameter to be pruned: `own` of `module`, seen through `view`, by rule number `rule`."""
+
+    view: View
+    module: nn.Module
+    own: str
+    pattern: Pattern
+    score: Score
+    rule: int = 0
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter as the module has it now."""
+        parameter: nn.Parameter = getattr(self.module, self.own)
+        return parameter
+
+
+@dataclass(frozen=True)
 class Choice:
     """What will be pruned how, and why the rest stays dense."""
 
-    chosen: dict[str, tuple[View, nn.Parameter, Pattern, Score]] = field(default_factory=dict)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,16 +83,6 @@ def resolve_score(score: str | Score) -> Score:
     if not callable(found):
         raise AspError(f"score '{score}': expected a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
-
-
-def _labels(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Everything a rule may call the parameter by that stands under `names`."""
-    labels: set[str] = set()
-    for name in names:
-        prefix = name.rpartition(".")[0]
-        kinds = [kind for kind in type(model.get_submodule(prefix)).__mro__ if issubclass(kind, nn.Module)]
-        labels |= {name, prefix, *(kind.__name__ for kind in kinds if kind is not nn.Module)}
-    return labels - {""}
 
 
 def _why_not_dtype(dtype: torch.dtype) -> str | None:
@@ -112,15 +120,15 @@ def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
     names: dict[int, list[str]] = {}  # several where tensors are tied
     for name, parameter in parameters.items():
         names.setdefault(id(parameter), []).append(name)
-    everything = [(name, _labels(model, names[id(parameters[name])]), found) for name, _, found in views(model)]
-    _refuse_globs_without_match(rules, [labels for _, labels, _ in everything])
+    everything = [(name, module, labels(model, names[id(parameters[name])]), v) for name, module, v in views(model)]
+    _refuse_globs_without_match(rules, [called for _, _, called, _ in everything])
     choice = Choice()
-    for name, labels, found in everything:
+    for name, module, called, found in everything:
         if isinstance(found, str):
             choice.skipped[name] = found
             continue
-        including = [i for i, (rule, _, _) in enumerate(resolved) if _matches(rule.include, labels)]
-        matching = [i for i in including if not _matches(resolved[i][0].exclude, labels)]
+        including = [i for i, (rule, _, _) in enumerate(resolved) if _matches(rule.include, called)]
+        matching = [i for i in including if not _matches(resolved[i][0].exclude, called)]
         if len(matching) > 1:
             places = " and ".join(f"prune.rules.{i}" for i in matching)
             raise AspError(
@@ -135,7 +143,8 @@ def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
         if reason or unfit:
             choice.skipped[name] = reason or f"{pattern.name} does not fit: {unfit}"
         else:
-            choice.chosen[name] = (found, parameters[name], pattern, score)
+            own = name.rpartition(".")[2]
+            choice.chosen[name] = Chosen(found, module, own, pattern, score, matching[0])
     if not choice.chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(choice.skipped.items())[:8])
         raise AspError(f"nothing to prune: every parameter stays dense ({reasons or 'the model has no parameters'})")
@@ -149,6 +158,45 @@ def _globs(given: str | Sequence[str] | None, default: Sequence[str]) -> Sequenc
 
 
 @torch.no_grad()
+def scores_of(name: str, chosen: Chosen, stats: Mapping[str, Stats] | None = None) -> Tensor:
+    """The (rows, cols) scores of one parameter as its weights are now.
+
+    Raises:
+        AspError: they have another shape, or NaN entries.
+    """
+    # Gradients are those of the parameter; without them, what the layer multiplies with is what matters.
+    by_gradient = any(need != "input_norm" for need in needs_of(chosen.score))
+    tensor = chosen.parameter if by_gradient else multiplied(chosen.module, chosen.own)
+    weight = chosen.view.matrix(whole(tensor.detach()))
+    scores = chosen.score(weight, (stats or {}).get(name))
+    if scores.shape != (chosen.view.rows, chosen.view.cols):
+        shapes = f"expected shape {(chosen.view.rows, chosen.view.cols)}, got {tuple(scores.shape)}"
+        raise AspError(f"score of '{name}': {shapes}; nothing was pruned")
+    if torch.isnan(scores).any():
+        raise AspError(f"score of '{name}' has NaN entries, which have no order; nothing was pruned")
+    return scores
+
+
+@torch.no_grad()
+def choose_masks(chosen: Mapping[str, Chosen], scores: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """The mask of every chosen parameter, in the parameter's shape; `scores` gives its (rows, cols) scores by name.
+
+    A pattern that chooses among several matrices (unstructured global) gets all those of its rule at once.
+    """
+    together: dict[int, list[str]] = {}
+    masks: dict[str, Tensor] = {}
+    for name, one in chosen.items():
+        if hasattr(one.pattern, "masks"):
+            together.setdefault(one.rule, []).append(name)
+        masks[name] = torch.empty(0)  # the order stays that of the model
+    for names in [*together.values(), *([name] for name in chosen if not hasattr(chosen[name].pattern, "masks"))]:
+        found = masks_of(chosen[names[0]].pattern, [scores(name) for name in names])
+        for name, mask in zip(names, found, strict=True):
+            masks[name] = chosen[name].view.unmatrix(mask).contiguous()
+    return masks
+
+
+@torch.no_grad()
 def prune(
     model: nn.Module,
     pattern: str | Pattern = "2:4",
@@ -156,38 +204,33 @@ def prune(
     exclude: Sequence[str] | None = None,
     score: str | Score = "magnitude",
     rules: Sequence[Rule] | None = None,
+    stats: Mapping[str, Stats] | None = None,
 ) -> MaskSet:
     """Prune `model` once, in place: masks from scores, dropped entries set to +0.0 (arXiv 2104.08378, sec. 4).
 
-    `pattern`, `include`, `exclude`, `score` make one rule; `rules` gives several instead. Nothing is changed when an
-    error is raised. The process's random state is not touched.
+    `pattern`, `include`, `exclude`, `score` make one rule; `rules` gives several instead. A score that needs more than
+    the weights (taylor, fisher, movement, activation_norm) takes `stats=calibrate(model, rules, batches, loss)`.
+    Nothing is changed when an error is raised. The process's random state is not touched.
 
     Returns:
         A MaskSet that accounts for every parameter: a mask, or the reason it stays dense.
 
     Raises:
-        AspError: as `choose`; or a chosen weight has NaN or infinite entries, or no data (meta device).
+        AspError: as `choose`; or a chosen weight has NaN or infinite entries, or no data (meta device); or a score
+            lacks its statistics.
     """
     if rules is not None and (include is not None or exclude is not None):
         raise AspError("prune: give either rules or include/exclude, not both")
     if rules is None:
         rules = [Rule(_globs(include, ("*",)), _globs(exclude, ()), pattern, score)]
     choice = choose(model, rules)
-    for name, (_, parameter, _, _) in choice.chosen.items():
-        if parameter.is_meta:
+    for name, one in choice.chosen.items():
+        if one.parameter.is_meta:
             raise AspError(f"'{name}' is on the meta device, without values to score; load its weights first")
-        if not torch.isfinite(whole(parameter)).all():
+        if not torch.isfinite(whole(one.parameter)).all():
             raise AspError(f"'{name}' has NaN or infinite entries; nothing was pruned")
-    masks = {}
-    for name, (view, parameter, kind, scorer) in choice.chosen.items():
-        scores = scorer(view.matrix(whole(parameter.detach())), None)
-        if scores.shape != (view.rows, view.cols):
-            shapes = f"expected shape {(view.rows, view.cols)}, got {tuple(scores.shape)}"
-            raise AspError(f"score of '{name}': {shapes}; nothing was pruned")
-        if torch.isnan(scores).any():
-            raise AspError(f"score of '{name}' has NaN entries, which have no order; nothing was pruned")
-        masks[name] = view.unmatrix(kind.mask(scores)).contiguous()
-    made = MaskSet(masks, choice.skipped, {name: kind.name for name, (_, _, kind, _) in choice.chosen.items()})
+    masks = choose_masks(choice.chosen, lambda name: scores_of(name, choice.chosen[name], stats))
+    made = MaskSet(masks, choice.skipped, {name: one.pattern.name for name, one in choice.chosen.items()})
     made = made.placed_like(model)
     made.apply_(model)
     return made
@@ -202,12 +245,12 @@ def masks_from_zeros(model: nn.Module, pattern: str | Pattern = "2:4", include: 
     """
     choice = choose(model, [Rule(_globs(include, ("*",)), (), pattern)])
     masks, patterns, skipped = {}, {}, dict(choice.skipped)
-    for name, (view, parameter, kind, _) in choice.chosen.items():
-        keep: Tensor = whole(parameter.detach()) != 0
-        if kind.holds(view.matrix(keep)):
-            masks[name], patterns[name] = keep, kind.name
+    for name, one in choice.chosen.items():
+        keep: Tensor = whole(one.parameter.detach()) != 0
+        if one.pattern.holds(one.view.matrix(keep)):
+            masks[name], patterns[name] = keep, one.pattern.name
         else:
-            skipped[name] = f"its zeros do not obey {kind.name}"
+            skipped[name] = f"its zeros do not obey {one.pattern.name}"
     if not masks:
         raise AspError(f"no layer's zeros obey the pattern: {skipped}")
     return MaskSet(masks, skipped, patterns)

@@ -8,42 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import fcntl
-import json
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asp_toolkit import recipe as recipes
 from asp_toolkit.bench import bench_export
+from asp_toolkit.calibration import calibrate
 from asp_toolkit.checkpoint import Checkpoints, State
 from asp_toolkit.errors import AspError, closest
 from asp_toolkit.exporters import EXPORTERS, LOADERS, export, load_packed
-from asp_toolkit.files import remove_parts, write_text
 from asp_toolkit.inspection import LayerRow, inspect
-from asp_toolkit.loop import Fitted, Run, accelerator_for, evaluate, feed_of, fit
+from asp_toolkit.loaders import train_loader
+from asp_toolkit.loop import Fitted, Run, accelerator_for, evaluate, feed_of, fit, placed, steps_of
 from asp_toolkit.masks import MaskSet
 from asp_toolkit.optimizers import optimizer_arguments
 from asp_toolkit.progress import Progress, figures
-from asp_toolkit.pruning import Rule, choose, prune
+from asp_toolkit.pruning import Rule, choose, prune, resolve_score
 from asp_toolkit.recipe.schema import Recipe, Training
 from asp_toolkit.report import build, environment, write
+from asp_toolkit.run_folder import claimed, finished
 from asp_toolkit.runlog import RunLog
+from asp_toolkit.schedules import Keeper, check_schedule, dense_weights, keeper_for
+from asp_toolkit.schedules.keeper import masks_state
+from asp_toolkit.scores import Stats, needs_of
 from asp_toolkit.tasks import build_task
-from asp_toolkit.tasks.task import Task
+from asp_toolkit.tasks.task import Batch, Task
 from asp_toolkit.verification import same_outputs, verify
 
-_WRITTEN = (
-    *("report.json", "report.html", "checkpoints", "exports", "masks.safetensors", "log.jsonl", "log.csv"),
-    "recipe.yaml",  # last: without it the folder is not known as a run's
-)
-"""What a run writes into its folder, and what --fresh deletes, in that order."""
+_NONE = MaskSet({})
 
 
 def run_recipe(
@@ -83,11 +82,11 @@ def _run(name: str, recipe: Recipe, out: str | Path | None, quiet: bool, fresh: 
     accelerator = accelerator_for(recipe.device)
     first = accelerator.is_main_process  # of several (torchrun), the others compute but neither write nor speak
     progress = Progress(quiet or not first)
-    with _claimed(folder, recipe, fresh) if first else contextlib.nullcontext():
+    with claimed(folder, recipe, fresh) if first else contextlib.nullcontext():
         accelerator.wait_for_everyone()
-        if (finished := _finished(folder)) is not None:
+        if (report := finished(folder)) is not None:
             progress.say(f"{folder} is finished already; --fresh starts it again")
-            return finished
+            return report
         checkpoints = Checkpoints(folder / "checkpoints", progress.warn if first else progress.say)
         run = Run(accelerator, recipe.seed, recipe.precision, checkpoints, RunLog(folder if first else None), progress)
         report = _story(name, recipe, folder, run)
@@ -98,20 +97,22 @@ def _run(name: str, recipe: Recipe, out: str | Path | None, quiet: bool, fresh: 
 def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
     task, rules = build_task(recipe.task, recipe.seed), _rules(recipe)
     model = _built(task, recipe.seed)
-    _check_at_the_door(recipe, model, rules, run)
-    phases = {"dense": _phase("dense", model, task, recipe.train, run, skip=recipe.train.skip)}
+    _check_at_the_door(recipe, task, model, rules, run)
+    phases = {"dense": _phase("dense", model, task, recipe.train, run, skip=recipe.train.skip)[0]}
     dense = {key: value.clone() for key, value in model.state_dict().items()}
 
-    masks = prune(model, rules=rules)
+    unpruned = dense_weights(model, rules)
+    masks = prune(model, rules=rules, stats=_stats(model, rules, task, recipe, run))
     phases["pruned"] = _judged("pruned", model, task, recipe, run)
 
-    phases["retrained"] = _phase("retrained", model, task, recipe.retraining(), run, masks=masks)
+    schedule = partial(keeper_for, recipe.prune.schedule, model, rules, masks, unpruned)
+    phases["retrained"], masks = _phase("retrained", model, task, recipe.retraining(), run, masks, schedule)
     _raise_if_wrong(verify(model, masks).problems)
 
     if recipe.retrain.control:
         other = _built(task, recipe.seed)
         other.load_state_dict(dense)
-        phases["control"] = _phase("control", other, task, recipe.retraining(), run, stream="retrained")
+        phases["control"] = _phase("control", other, task, recipe.retraining(), run, stream="retrained")[0]
 
     model = _as_loaded(model, task, recipe.seed)
     exports = _export(model, masks, task, recipe, folder, run) if run.accelerator.is_main_process else []
@@ -163,18 +164,22 @@ def _phase(
     task: Task,
     section: Training,
     run: Run,
+    masks: MaskSet = _NONE,
+    schedule: Callable[[int, bool], Keeper] | None = None,
     *,
-    masks: MaskSet | None = None,
     stream: str | None = None,
     skip: bool = False,
-) -> dict[str, float]:
-    """One phase, computed or taken from its finished checkpoint; leaves its weights in `model`."""
+) -> tuple[dict[str, float], MaskSet]:
+    """One phase, computed or taken from its finished checkpoint; leaves its weights in `model`.
+
+    Returns its figures, and the masks at its end: `masks`, or what `schedule` made of them.
+    """
     assert run.checkpoints is not None
     done = run.checkpoints.final(phase)
     if done is None:
         if skip:
             section = section.model_copy(update={"epochs": 0.0})
-        done = _record(phase, fit(model, task, section, run, phase, stream=stream, masks=masks), model, run)
+        done = _record(phase, fit(model, task, section, run, phase, stream=stream, masks=schedule), model, run)
         if run.accelerator.is_main_process:
             run.checkpoints.finish(phase, done)
         run.accelerator.wait_for_everyone()
@@ -184,7 +189,8 @@ def _phase(
         run.rows.extend(done["rows"])
     figures_: dict[str, float] = done["figures"]
     _say(phase, figures_, task, run)
-    return figures_
+    held = done.get("keeper")
+    return figures_, masks if held is None else MaskSet(held["masks"], masks.skipped, held["patterns"])
 
 
 def _record(phase: str, fitted: Fitted, model: nn.Module, run: Run) -> State:
@@ -196,6 +202,7 @@ def _record(phase: str, fitted: Fitted, model: nn.Module, run: Run) -> State:
             "epochs": fitted.epochs,
         },
         "model": model.state_dict(),
+        "keeper": masks_state(fitted.masks) if fitted.masks is not None else None,
         "rows": [row for row in run.rows if row["phase"] == phase],
     }
 
@@ -229,13 +236,26 @@ def _as_loaded(model: nn.Module, task: Task, seed: int) -> nn.Module:
     return plain.eval()
 
 
+def _stats(model: nn.Module, rules: Sequence[Rule], task: Task, recipe: Recipe, run: Run) -> Mapping[str, Stats] | None:
+    """What the scores need beside the weights, from the first training batches; the same in every process."""
+    if not any(needs_of(resolve_score(rule.score)) for rule in rules):
+        return None
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with run.autocast():
+            return task.loss(model, placed(batch, task, run), 0.0)
+
+    batches = train_loader(task, recipe.train, f"{run.seed}/calibration", 0)
+    return calibrate(model.to(run.device), rules, islice(batches, recipe.prune.calibration.batches), loss)
+
+
 def _rules(recipe: Recipe) -> list[Rule]:
     return [Rule(rule.include, rule.exclude, rule.pattern, rule.score) for rule in recipe.prune.rules]
 
 
-def _check_at_the_door(recipe: Recipe, model: nn.Module, rules: Sequence[Rule], run: Run) -> None:
+def _check_at_the_door(recipe: Recipe, task: Task, model: nn.Module, rules: Sequence[Rule], run: Run) -> None:
     """Everything that can be refused, before the expensive part."""
-    choose(model, rules)
+    chosen = choose(model, rules).chosen
     for place, section in (("train", recipe.train), ("retrain", recipe.retraining())):
         try:
             optimizer_arguments(section.optimizer)
@@ -244,6 +264,11 @@ def _check_at_the_door(recipe: Recipe, model: nn.Module, rules: Sequence[Rule], 
     for format in recipe.export.formats:
         if format not in EXPORTERS:
             raise AspError(f"export.formats: unknown format '{format}'; {closest(format, EXPORTERS)}")
+    if "packed" in recipe.export.formats and not any(hasattr(one.pattern, "nm") for one in chosen.values()):
+        kinds = ", ".join(dict.fromkeys(one.pattern.name for one in chosen.values()))
+        raise AspError(f"export.formats: packed holds N:M patterns, not {kinds}; use [dense]")
+    per_epoch = feed_of(task, recipe.retraining(), run, "retrained").per_epoch
+    check_schedule(recipe.prune.schedule, model, rules, steps_of(recipe.retraining(), per_epoch)[1])
     if recipe.device not in ("auto", run.device.type):
         raise AspError(f"device: {recipe.device} was asked for, but torch has {run.device.type}; use auto or cpu")
 
@@ -251,40 +276,3 @@ def _check_at_the_door(recipe: Recipe, model: nn.Module, rules: Sequence[Rule], 
 def _raise_if_wrong(problems: Sequence[str]) -> None:
     if problems:
         raise AspError("the result does not verify:\n" + "\n".join(problems))
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    try:
-        report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return report
-    except (OSError, json.JSONDecodeError):
-        return None
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, recipe: Recipe, fresh: bool) -> Iterator[None]:
-    """The run folder, ours alone while we work in it; the operating system lets go when the process dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise AspError(f"{folder}: another run is working in this folder; use another --out") from error
-        saved = folder / "recipe.yaml"
-        others = [e for e in folder.iterdir() if e.name != ".lock" and not e.name.startswith(f".{saved.name}.")]
-        if others and not saved.exists():
-            raise AspError(f"{folder} is not empty and holds no run; use another --out")
-        remove_parts(folder)
-        if fresh:
-            for entry in [folder / name for name in _WRITTEN]:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
-        begun = (folder / "log.jsonl").exists()
-        if saved.exists() and begun:
-            if difference := recipes.difference(recipes.load(saved), recipe):
-                raise AspError(
-                    f"{folder} holds a run of another recipe ({difference}); use another --out, or --fresh to delete it"
-                )
-        else:
-            stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            write_text(saved, f"# resolved {stamp}; `asp run` of this file repeats the run\n" + recipes.dump(recipe))
-        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,43 @@ if TYPE_CHECKING:
     from torch import nn
 
     from asp_toolkit.pruning import Rule
+    from asp_toolkit.recipe.schema import Recipe
+    from asp_toolkit.scores import Stats
+    from asp_toolkit.tasks.task import Task
+
+    Calibrate = Callable[[nn.Module, Sequence[Rule]], Mapping[str, Stats]]
+    """(model, rules) -> what the rules' scores need, parameter by parameter."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model with its weights; the rules and the recipe where it came from one."""
+    """A model with its weights; where it came from a recipe, its rules, the recipe, and calibration on its data."""
 
     model: nn.Module
     rules: Sequence[Rule] = ()
     recipe: dict[str, Any] | None = None
     save_with: Callable[[Path, nn.Module], None] | None = None
+    calibrate: Calibrate | None = None
+
+
+def statistics(name: str, target: Target, rules: Sequence[Rule]) -> Mapping[str, Stats] | None:
+    """What the scores of `rules` need, or None where the weights are enough.
+
+    Raises:
+        AspError: a score needs data, and the target has none.
+    """
+    from asp_toolkit.pruning import resolve_score
+    from asp_toolkit.scores import needs_of
+
+    for rule in rules:
+        if needed := needs_of(resolve_score(rule.score)):
+            if target.calibrate is None:
+                raise AspError(
+                    f"score '{rule.score}' needs {' and '.join(needed)}, which come from training data, and {name} "
+                    "has none; name a recipe with trained weights and data, or use --score magnitude"
+                )
+            return target.calibrate(target.model, rules)
+    return None
 
 
 def open_target(name: str, overrides: Sequence[str]) -> Target:
@@ -50,7 +77,27 @@ def _of_recipe(name: str, overrides: Sequence[str]) -> Target:
         )
     task = build_task(recipe.task, recipe.seed)
     rules = [Rule(rule.include, rule.exclude, rule.pattern, rule.score) for rule in recipe.prune.rules]
-    return Target(task.build(), rules, recipe.model_dump(mode="json"), task.save_with)
+    return Target(task.build(), rules, recipe.model_dump(mode="json"), task.save_with, _calibrated_on(task, recipe))
+
+
+def _calibrated_on(task: Task, recipe: Recipe) -> Calibrate:
+    """Calibration on the recipe's training batches."""
+
+    def calibrated(model: nn.Module, rules: Sequence[Rule]) -> Mapping[str, Stats]:
+        from itertools import islice
+
+        from asp_toolkit.calibration import calibrate
+        from asp_toolkit.loaders import train_loader
+
+        batches = train_loader(task, recipe.train, f"{recipe.seed}/calibration", 0)
+        return calibrate(
+            model,
+            rules,
+            islice(batches, recipe.prune.calibration.batches),
+            lambda model, batch: task.loss(model, batch, 0.0),
+        )
+
+    return calibrated
 
 
 def _pretrained(folder: Path) -> Target:

@@ -1,4 +1,8 @@
-"""The dense format: an ordinary checkpoint that loads everywhere, with exact +0.0 zeros, and a manifest beside it."""
+"""The dense format: an ordinary checkpoint that loads everywhere, with exact +0.0 zeros, and a manifest beside it.
+
+A transformers model is saved under the names that it has in memory, which `from_pretrained` of transformers 5 reads:
+some of its classes (Mixtral) would else write each expert of a fused weight as a tensor of its own.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +46,9 @@ def write_dense(
             if found.changed:
                 everything = {**model.state_dict(), **found.tensors}
                 everything.update({alias: found.tensors[names[0]] for names in found.groups for alias in names[1:]})
-                model.save_pretrained(folder, state_dict=everything)
+                model.save_pretrained(folder, state_dict=everything, save_original_format=False)
             else:
-                model.save_pretrained(folder)
+                model.save_pretrained(folder, save_original_format=False)
     else:
         save_file(
             {name: storable(tensor) for name, tensor in found.tensors.items()}, folder / WEIGHTS, {"format": "pt"}

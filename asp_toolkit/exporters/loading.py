@@ -3,83 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from asp_kernels import PackedNM, swap_
 from asp_kernels.packed_layer import why_not_swap
 from asp_toolkit.errors import AspError, closest
-from asp_toolkit.exporters.manifest import Entry, Manifest, damaged_files, read
+from asp_toolkit.exporters.entry import Entry
+from asp_toolkit.exporters.manifest import Manifest, damaged_files, read
+from asp_toolkit.exporters.stored import Stored, opened
 from asp_toolkit.masks import bare
 from asp_toolkit.views import View, views
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The tensors of an export folder: name -> the open file that has it."""
-
-    manifest: Manifest
-    files: Mapping[str, Any]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header alone."""
-        return tuple(self.files[name].get_slice(name).get_shape())
-
-    def tensor(self, name: str) -> Tensor:
-        """A tensor, read now."""
-        return self.files[name].get_tensor(name)  # type: ignore[no-any-return]
-
-    def packed(self, name: str) -> PackedNM:
-        """The packed matrix of a pruned parameter, wholly checked.
-
-        Raises:
-            AspError: it is missing or not what the manifest says.
-        """
-        entry = self.manifest.parameters[name]
-        for part in ("values", "codes"):
-            if f"{name}.{part}" not in self.files:
-                raise AspError(f"'{name}': {part} missing from the weights file")
-        values = self.tensor(f"{name}.values")
-        if str(values.dtype) != f"torch.{entry.dtype}":
-            raise AspError(f"'{name}': expected {entry.dtype}, got {values.dtype}")
-        try:
-            return PackedNM(values, self.tensor(f"{name}.codes"), (entry.rows, entry.cols), entry.nm.n, entry.nm.m)
-        except ValueError as error:
-            raise AspError(f"'{name}': {error}") from error
-
-    def parameters(self) -> set[str]:
-        """Names of the tensors as a model has them: P for P.values and P.codes."""
-        if self.manifest.format == "dense":
-            return set(self.files)
-        parts = {f"{name}.{part}" for name in self.manifest.parameters for part in ("values", "codes")}
-        return (set(self.files) - parts) | set(self.manifest.parameters)
-
-
-@contextmanager
-def opened(folder: Path, manifest: Manifest) -> Iterator[Stored]:
-    """The weights files of `folder`, open.
-
-    Raises:
-        AspError: a file is damaged, or a tensor stands in two files.
-    """
-    files: dict[str, Any] = {}
-    with ExitStack() as stack:
-        for file in manifest.weights:
-            try:
-                handle = stack.enter_context(safe_open(folder / file, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise AspError(f"{folder / file}: damaged: {error}; export again or fetch the folder anew") from error
-            for name in handle.keys():  # noqa: SIM118 - not a mapping
-                if name in files:
-                    raise AspError(f"{folder}: '{name}' stands in two weights files")
-                files[name] = handle
-        yield Stored(manifest, files)
 
 
 def _checked(folder: Path, wanted: str) -> Manifest:
@@ -103,9 +39,7 @@ def _match(stored: Stored, slots: Mapping[str, Tensor], folder: Path) -> None:
         hint = f" ({closest(unexpected[0], slots)})" if unexpected else ""
         raise AspError(f"{folder}: {'; '.join(said)}{hint}; build the model that was exported, then load")
     for name in have:
-        entry = stored.manifest.parameters.get(name)
-        packed = entry is not None and stored.manifest.format == "packed"
-        shape = tuple(entry.shape) if packed and entry is not None else stored.shape(name)
+        entry, shape = stored.manifest.parameters.get(name), stored.shape(name)
         for alias in (name, *(a for a, kept in tied.items() if kept == name)):
             if shape != tuple(slots[alias].shape):
                 raise AspError(f"{folder}: '{alias}': expected shape {tuple(slots[alias].shape)}, got {shape}")
@@ -169,7 +103,15 @@ def load_dense(folder: str | Path, model: nn.Module) -> nn.Module:
         slots = _tied_(target, slots, stored.manifest.tied)
         for name in stored.files:
             _fill_(target, slots[name], stored.tensor(name))
+        _settle_(target)
     return model
+
+
+def _settle_(model: nn.Module) -> None:
+    """What layers keep of their parameters beside them: on a GPU, cuDNN wants those of an LSTM in one piece."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
 
 
 def _sparse_owners(model: nn.Module, slot: Tensor) -> list[str]:
@@ -183,10 +125,13 @@ def _sparse_owners(model: nn.Module, slot: Tensor) -> list[str]:
     return names
 
 
-def _same_view(folder: Path, name: str, view: View | str | None, entry: Entry) -> None:
-    if not isinstance(view, View) or view.order != tuple(entry.order) or view.row_dims != entry.row_dims:
+def _check_view(folder: Path, name: str, view: View | str | None, entry: Entry) -> None:
+    if not isinstance(view, View):
+        return  # a layer type that only the exporting program knew: its tensor is right whatever its axes are
+    if (list(view.split), list(view.order), view.row_dims) != (entry.dims, entry.order, entry.row_dims):
         raise AspError(
-            f"{folder}: '{name}' was pruned along axis {entry.axis}, which is not how this model multiplies it"
+            f"{folder}: '{name}' was pruned along axis {entry.axis} of {tuple(entry.dims)}, "
+            "which is not how this model multiplies it"
         )
 
 
@@ -194,8 +139,9 @@ def _same_view(folder: Path, name: str, view: View | str | None, entry: Entry) -
 def load_packed(folder: str | Path, model: nn.Module, layers: str = "sparse") -> nn.Module:
     """Load a packed export into a model of the same architecture, in place; parameters take the stored dtype.
 
-    layers: "sparse" puts SparseLinear and SparseConv2d in place of pruned layers (a layer type without a sparse twin
-            gets its ordinary weight); "dense" fills the ordinary weights. Both compute the bits of the exported model.
+    layers: "sparse" puts SparseLinear and SparseConv2d in place of layers pruned to N:M (one without a sparse twin, and
+            any pruned otherwise, gets its ordinary weight); "dense" fills the ordinary weights. Both compute the bits
+            of the exported model.
     model:  may be on the meta device.
 
     Returns:
@@ -213,10 +159,11 @@ def load_packed(folder: str | Path, model: nn.Module, layers: str = "sparse") ->
         slots: Mapping[str, Tensor] = target.state_dict(keep_vars=True)
         _match(stored, slots, folder)
         known = {name: view for name, _, view in views(target)}
-        for name, entry in stored.manifest.parameters.items():
-            _same_view(folder, name, known.get(name), entry)
+        names = [name for name in stored.manifest.parameters if stored.is_packed(name)]
+        for name in names:
+            _check_view(folder, name, known.get(name), stored.manifest.parameters[name])
         try:
-            packed = {name: stored.packed(name) for name in stored.manifest.parameters}
+            packed = {name: stored.packed(name) for name in names}
         except AspError as error:
             raise AspError(f"{folder}: {error}") from error
         plain = stored.parameters() - set(packed)
@@ -228,7 +175,8 @@ def load_packed(folder: str | Path, model: nn.Module, layers: str = "sparse") ->
         sparse: dict[str, PackedNM] = {}
         for name, matrix in packed.items():
             slot, entry = slots[name], stored.manifest.parameters[name]
-            owners = _sparse_owners(target, slot) if layers == "sparse" else []
+            swaps = layers == "sparse" and isinstance(known.get(name), View)
+            owners = _sparse_owners(target, slot) if swaps else []
             if owners:
                 moved = matrix.to("cpu" if slot.is_meta else slot.device)
                 own = PackedNM(moved.values.clone(), moved.codes.clone(), moved.shape, moved.n, moved.m)
@@ -236,4 +184,5 @@ def load_packed(folder: str | Path, model: nn.Module, layers: str = "sparse") ->
             else:
                 _fill_(target, slot, entry.unmatrix(matrix.to_dense()))
         swap_(target, sparse)
+        _settle_(target)
     return model

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from torch import Tensor
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from asp_toolkit.errors import AspError
+from asp_toolkit.exporters.entry import Entry, Size, Strict
 from asp_toolkit.files import sha256, write_json
-from asp_toolkit.patterns import NM, parse
 
 NAME = "asp_manifest.json"
 VERSION = 1
 _MAX_BYTES = 64 << 20
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index.json")
-
-Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 def _plain_path(name: str) -> str:
@@ -35,84 +31,17 @@ def _plain_path(name: str) -> str:
 FileName = Annotated[str, Field(max_length=1000)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Entry(_Strict):
-    """One pruned parameter.
-
-    pattern:  "N:M"; shape: the parameter's; axis: the dimension along which groups of M run
-    order, row_dims: the permutation that makes it a (rows, contraction) matrix, and how many of its dimensions are rows
-    density:  share of entries that are not zero; dtype: e.g. "bfloat16"
-    """
-
-    pattern: str
-    shape: list[Size] = Field(min_length=2, max_length=8)
-    axis: int
-    order: list[int]
-    row_dims: int
-    density: float = Field(ge=0, le=1)
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Entry:
-        dims = len(self.shape)
-        if sorted(self.order) != list(range(dims)) or not 1 <= self.row_dims < dims or self.axis != self.order[-1]:
-            raise ValueError(
-                f"order {self.order}, row_dims {self.row_dims}, axis {self.axis} do not suit {dims} dimensions"
-            )
-        try:
-            reason = self.nm.why_not(self.rows, self.cols, self.shape[self.axis])
-        except AspError as error:
-            raise ValueError(str(error)) from error
-        if reason:
-            raise ValueError(f"{self.pattern} does not fit shape {self.shape}: {reason}")
-        return self
-
-    @property
-    def nm(self) -> NM:
-        """The pattern.
-
-        Raises:
-            AspError: it is not N:M.
-        """
-        pattern = parse(self.pattern)
-        if not isinstance(pattern, NM):
-            raise AspError(f"pattern {self.pattern!r}: expected N:M")
-        return pattern
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix."""
-        return int(torch.Size(self.shape[d] for d in self.order[: self.row_dims]).numel())
-
-    @property
-    def cols(self) -> int:
-        """Length of the contraction."""
-        return int(torch.Size(self.shape[d] for d in self.order[self.row_dims :]).numel())
-
-    def matrix(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape -> (rows, cols)."""
-        return tensor.permute(self.order).reshape(self.rows, self.cols)
-
-    def unmatrix(self, matrix: Tensor) -> Tensor:
-        """(rows, cols) -> the parameter's shape."""
-        return matrix.reshape([self.shape[d] for d in self.order]).permute(
-            [self.order.index(d) for d in range(len(self.order))]
-        )
-
-
-class File(_Strict):
+class File(Strict):
     """One file: hex SHA-256 and size."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: Size
 
 
-class Manifest(_Strict):
+class Manifest(Strict):
     """Everything about an export folder.
 
+    format:     "packed" stores a parameter P whose entry is N:M as P.values and P.codes, everything else as it is
     parameters: pruned parameter -> Entry, under the name it has in the weights files
     skipped:    parameter left dense -> why
     tied:       parameter -> the one it is the same tensor as, which alone is stored
@@ -197,7 +126,11 @@ def write(
         weights=weights,
         files=files,
     )
-    write_json(folder / NAME, manifest.model_dump(mode="json"))
+    value = manifest.model_dump(mode="json")
+    value["parameters"] = {
+        name: entry.model_dump(mode="json", exclude_none=True) for name, entry in manifest.parameters.items()
+    }
+    write_json(folder / NAME, value)
 
 
 def damaged_files(folder: Path, manifest: Manifest) -> dict[str, str]:

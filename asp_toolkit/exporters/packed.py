@@ -1,4 +1,8 @@
-"""The packed format: a pruned parameter P becomes P.values and P.codes (`asp_kernels.PackedNM`), the rest as is."""
+"""The packed format: a parameter P pruned to N:M becomes P.values and P.codes (`asp_kernels.PackedNM`), the rest as is.
+
+N:M are also the patterns that are one by another name: "2:4 transposable", "64:2:8". A parameter pruned by any other
+pattern is stored as an ordinary tensor; the manifest lists it all the same, and it is verified as the others are.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +45,20 @@ def write_packed(
     """Fill `folder`: packed.safetensors; config.json of a transformers model; `save_with`'s files.
 
     Raises:
-        AspError: a weight is not of its pattern, or a name is taken.
+        AspError: nothing can be packed, a weight is not of its pattern, or a name is taken.
     """
+    nms = {name: entry.nm for name, entry in found.entries.items()}
+    if not any(nms.values()):
+        kinds = ", ".join(sorted({f"'{entry.pattern}'" for entry in found.entries.values()})) or "none"
+        raise AspError(f"export: nothing to pack: only N:M is packed, the patterns here: {kinds}; use format 'dense'")
     out: dict[str, Tensor] = {}
     for name, tensor in found.tensors.items():
-        entry = found.entries.get(name)
-        if entry is None:
+        nm = nms.get(name)
+        if nm is None:
             out[name] = storable(tensor)
             continue
         try:
-            packed = PackedNM.from_dense(entry.matrix(tensor), entry.nm.n, entry.nm.m)
+            packed = PackedNM.from_dense(found.entries[name].matrix(tensor), nm.n, nm.m)
         except ValueError as error:
             raise AspError(f"export: '{name}': {error}") from error
         for part, held in (("values", packed.values), ("codes", packed.codes)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from asp_kernels import SparseConv2d, SparseLinear
 from asp_toolkit.errors import AspError, closest
-from asp_toolkit.exporters.manifest import Entry
-from asp_toolkit.masks import MaskSet, bare, zero_dropped_
+from asp_toolkit.exporters.checks import broken_together
+from asp_toolkit.exporters.entry import Entry, known_pattern
+from asp_toolkit.masks import MaskSet, bare, whole, zero_dropped_
+from asp_toolkit.patterns import Pattern
 from asp_toolkit.views import View, views
 
 
@@ -53,6 +55,8 @@ def _unique(model: nn.Module) -> tuple[dict[str, Tensor], list[list[str]]]:
             )
         if tensor.is_meta:
             raise AspError(f"export: '{name}' is on the meta device and has no values; load its weights first")
+        if hasattr(tensor, "full_tensor"):
+            raise AspError(f"export: '{name}' is spread over processes; export a model that holds its whole weights")
         kept = first.setdefault(_same(tensor), name)
         groups.setdefault(kept, []).append(name)
         if kept == name:
@@ -60,29 +64,49 @@ def _unique(model: nn.Module) -> tuple[dict[str, Tensor], list[list[str]]]:
     return tensors, [names for names in groups.values() if len(names) > 1]
 
 
-def _entry(name: str, tensor: Tensor, mask: Tensor, view: View, pattern: str) -> Entry:
+def _entry(name: str, tensor: Tensor, mask: Tensor, view: View, text: str, pattern: Pattern | None) -> Entry:
     if mask.shape != tensor.shape:
         raise AspError(f"export: mask of '{name}': expected shape {tuple(tensor.shape)}, got {tuple(mask.shape)}")
+    reason = None if pattern is None else pattern.why_not(view.rows, view.cols, view.run)
+    if reason:
+        raise AspError(f"export: '{name}': {text} does not fit: {reason}")
+    own = known_pattern(text) is None and pattern is not None
+    nm = getattr(pattern, "nm", None) if own else None
     try:
         entry = Entry(
-            pattern=pattern,
+            pattern=text,
             shape=list(view.shape),
             axis=view.order[-1],
             order=list(view.order),
             row_dims=view.row_dims,
             density=int(tensor.count_nonzero()) / max(1, tensor.numel()),
             dtype=str(tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # checked by the model
+            split=None if view.split == view.shape else list(view.split),
+            run=None if view.run == view.split[view.order[-1]] else view.run,
+            also=None if nm is None else nm.name,
         )
     except ValueError as error:
         raise AspError(f"export: '{name}': {error}") from error
-    if not entry.nm.holds(entry.matrix(mask)):
-        raise AspError(f"export: the mask of '{name}' is not {pattern}; prune the model again")
+    if pattern is not None and not pattern.holds(entry.matrix(mask)):
+        raise AspError(f"export: the mask of '{name}' is not {text}; prune the model again")
     return entry
 
 
+def _pattern(name: str, masks: MaskSet, patterns: Mapping[str, Pattern] | None) -> tuple[str, Pattern | None]:
+    text = masks.patterns.get(name)
+    if text is None:
+        raise AspError(f"export: the mask of '{name}' has no pattern; name it in MaskSet.patterns, e.g. '2:4'")
+    try:
+        return text, known_pattern(text, patterns)
+    except AspError as error:
+        raise AspError(f"export: '{name}': {error}") from error
+
+
 @torch.no_grad()
-def collect(model: nn.Module, masks: MaskSet) -> Collected:
+def collect(model: nn.Module, masks: MaskSet, patterns: Mapping[str, Pattern] | None = None) -> Collected:
     """The tensors of `model` with their descriptions. Checks; never prunes and never changes the model.
+
+    patterns: name -> pattern, of those that are not built in; masks under others of these names are not checked.
 
     Raises:
         AspError: a mask has no parameter, is not of its pattern, or drops entries that are not zero.
@@ -93,14 +117,17 @@ def collect(model: nn.Module, masks: MaskSet) -> Collected:
         raise AspError(f"export: layer '{packed}' is packed already; call asp_kernels.unswap_(model) first")
     tensors, groups = _unique(model)
     known = {name: view for name, _, view in views(model)}
-    entries, changed = {}, False
-    for name, mask in masks.masks.items():
+    entries, joint, changed = {}, [], False
+    for name, given in masks.masks.items():
         view = known.get(name)
         if not isinstance(view, View) or name not in tensors:
             reason = f"'{name}' has no matrix view: {view}" if name in known else closest(name, known)
             raise AspError(f"export: mask for '{name}': the model has no such weight; {reason}")
-        tensor, mask = tensors[name], mask.to(tensors[name].device)
-        entries[name] = _entry(name, tensor, mask, view, masks.patterns[name])
+        text, pattern = _pattern(name, masks, patterns)
+        tensor, mask = tensors[name], whole(given).to(tensors[name].device)
+        entries[name] = _entry(name, tensor, mask, view, text, pattern)
+        if pattern is not None:
+            joint.append((pattern, entries[name].matrix(mask)))
         dropped = tensor[~mask]
         if wrong := int(dropped.count_nonzero()):
             raise AspError(
@@ -110,6 +137,8 @@ def collect(model: nn.Module, masks: MaskSet) -> Collected:
             tensors[name] = tensor.clone()
             zero_dropped_(tensors[name], mask)
             changed = True
+    for text, wrong_together in broken_together(joint).items():
+        raise AspError(f"export: the masks under {text} are not {text}: {wrong_together}; prune the model again")
     return Collected(model, tensors, groups, entries, changed)
 
 

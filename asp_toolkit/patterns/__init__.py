@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from asp_toolkit.patterns.nm import NM, parse
+from asp_toolkit.patterns.block import Block
+from asp_toolkit.patterns.nm import NM
 from asp_toolkit.patterns.pattern import Pattern, masks_of
+from asp_toolkit.patterns.registry import PATTERNS, parse
+from asp_toolkit.patterns.transposable import TransposableNM
+from asp_toolkit.patterns.unstructured import Unstructured
+from asp_toolkit.patterns.vnm import VNM
 
-__all__ = ["NM", "Pattern", "masks_of", "parse"]
+__all__ = ["NM", "PATTERNS", "VNM", "Block", "Pattern", "TransposableNM", "Unstructured", "masks_of", "parse"]

@@ -157,8 +157,8 @@ def _plain(value: Any, name: str) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_plain(item, name) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, name) for key, item in value.items()}
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) and not isinstance(key, bool) for key in value):
+        return {str(key): _plain(item, name) for key, item in value.items()}  # steps are keys: text, as JSON has them
     raise AspError(
         f"{name}: expected plain values (text, finite numbers, true, false, lists, mappings), got {shown(value)}"
     )

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, create_model, model_validator
 
-from asp_toolkit.errors import AspError, closest
+from asp_toolkit.recipe.prune_sections import (
+    Calibration,
+    Gradual,
+    OneShot,
+    OwnSchedule,
+    PruneRule,
+    PruneSection,
+    RigL,
+    ScheduleSection,
+    Steps,
+    StraightThrough,
+)
 from asp_toolkit.recipe.section import Section
 from asp_toolkit.recipe.task_sections import (
     Callable_,
@@ -32,24 +43,32 @@ from asp_toolkit.recipe.task_sections import (
 )
 
 __all__ = [
+    "Calibration",
     "CallableData",
     "Callable_",
     "ExportSection",
     "FilesData",
     "FolderData",
+    "Gradual",
     "HubData",
     "ImageSource",
     "ImageTask",
     "LrSchedule",
     "ModelSpec",
+    "OneShot",
     "Optimizer",
+    "OwnSchedule",
     "PackageData",
     "PruneRule",
     "PruneSection",
     "QATask",
     "Recipe",
     "RetrainSection",
+    "RigL",
+    "ScheduleSection",
     "Section",
+    "Steps",
+    "StraightThrough",
     "SyntheticData",
     "TaskSection",
     "TextSource",
@@ -147,53 +166,6 @@ class TrainSection(Training):
     skip: bool = Field(
         default=False,
         description="the weights given in task.model.weights are trained already: only retrain repeats this section",
-    )
-
-
-class PruneRule(Section):
-    """Which layers get which pattern."""
-
-    include: list[str] = Field(
-        default_factory=lambda: ["*"],
-        min_length=1,
-        description="layer names as globs (layer1.*) or layer types (Linear, Conv2d)",
-    )
-    exclude: list[str] = Field(default_factory=list, description="as include; wins over it")
-    pattern: str = Field(default="2:4", description="N:M keeps N of every M entries along the contraction axis")
-    score: str = Field(
-        default="magnitude", description="how much an entry matters: a known name or package.module:function"
-    )
-
-    @field_validator("pattern")
-    @classmethod
-    def _pattern_exists(cls, text: str) -> str:
-        from asp_toolkit.patterns import parse  # here, so that explaining a recipe does not wait for torch
-
-        try:
-            parse(text)
-        except AspError as error:
-            raise ValueError(str(error)) from error
-        return text
-
-    @field_validator("score")
-    @classmethod
-    def _score_exists(cls, name: str) -> str:
-        from asp_toolkit.scores import SCORES  # here for the same reason
-
-        if name not in SCORES and ":" not in name:
-            raise ValueError(
-                f"unknown score {name!r}; {closest(name, SCORES)} Or name your own: package.module:function"
-            )
-        return name
-
-
-class PruneSection(Section):
-    """Pruning, once, between dense training and retraining."""
-
-    rules: list[PruneRule] = Field(
-        default_factory=lambda: [PruneRule()],
-        min_length=1,
-        description="a layer may match one rule only; a layer that matches none stays dense",
     )
 
 

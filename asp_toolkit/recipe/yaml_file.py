@@ -118,6 +118,8 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str)
     for key_node, value_node in node.value:
         here = f"{name}:{key_node.start_mark.line + 1}"
         key = _scalar(key_node, here) if isinstance(key_node, yaml.ScalarNode) else None
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)  # optimizer steps are keys; JSON, where a recipe goes too, has text keys only
         if not isinstance(key, str):
             raise AspError(f"{here}: a key must be text; put it in quotes")
         if key in found:

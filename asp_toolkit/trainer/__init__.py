@@ -32,6 +32,8 @@ def prune_trainer(
     pattern: str | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    score: str | None = None,
+    prune_schedule: str | Mapping[str, Any] | None = None,
     quiet: bool = False,
     **training: Any,
 ) -> PruneResult:
@@ -54,11 +56,13 @@ def prune_trainer(
 
     Args:
         recipe: a recipe file, the name of one, a Recipe, or a mapping of some of its sections. With batches, its
-            train, prune, retrain, seed, device and precision are used. With functions or a Trainer, its prune rules
-            alone are used. Of a whole recipe, the rest (task, batch sizes, checkpoints, export) gives way to what is
-            given here; in a mapping without a task, written for this call, the rest is refused.
+            train, prune, retrain, seed, device and precision are used. With functions or a Trainer, its prune
+            section alone is used. Of a whole recipe, the rest (task, batch sizes, checkpoints, export) gives way to
+            what is given here; in a mapping without a task, written for this call, the rest is refused.
         trained: the model is trained already: start with pruning.
-        pattern, include, exclude: as for `prune`, in place of the recipe's rules.
+        pattern, include, exclude, score: as for `prune`, in place of the recipe's rules.
+        prune_schedule: how masks come about in the retraining, as a recipe's prune.schedule: "straight_through", or
+            {"name": "gradual", "end": 0.5}; default: pruned once and held.
         quiet: print nothing (a Trainer or a function of yours prints what it prints).
         training: with batches: keys of the recipe's train section (epochs, optimizer, schedule, ema ...), and seed,
             device, precision.
@@ -79,14 +83,14 @@ def prune_trainer(
     elif train is None or evaluate is None:
         raise AspError("prune_trainer: give both train and evaluate: two functions of the model, or two loaders")
     ours = not trainer and not callable(train)  # whether the training loop is ours
-    said = settings(recipe, training, ours)
+    said = settings(recipe, training, prune_schedule, ours)
     rules = [Rule(rule.include, rule.exclude, rule.pattern, rule.score) for rule in said.prune.rules]
-    if pattern is not None or include is not None or exclude is not None:
-        rules = [Rule(tuple(include or ("*",)), tuple(exclude or ()), pattern or "2:4")]
+    if any(given is not None for given in (pattern, include, exclude, score)):
+        rules = [Rule(tuple(include or ("*",)), tuple(exclude or ()), pattern or "2:4", score or "magnitude")]
     trained = trained or said.train.skip
     if trainer:
-        return tell(hf_phases(model, trained), rules, trained, quiet)
+        return tell(hf_phases(model, trained), rules, said.prune, trained, quiet)
     if callable(train):
-        return tell(function_phases(model, train, evaluate, loss), rules, trained, quiet)
+        return tell(function_phases(model, train, evaluate, loss), rules, said.prune, trained, quiet)
     with batch_phases(model, train, evaluate, loss, said, trained, quiet) as phases:  # type: ignore[arg-type]
-        return tell(phases, rules, trained, quiet)
+        return tell(phases, rules, said.prune, trained, quiet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -14,13 +14,17 @@ from accelerate.utils import find_batch_size
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from asp_toolkit.calibration import calibrate
 from asp_toolkit.checkpoint import random_state, set_random_state
 from asp_toolkit.errors import AspError
-from asp_toolkit.loop import Feed, Run, accelerator_for, evaluate, fit
-from asp_toolkit.masks import MaskSet, bare
+from asp_toolkit.loop import Feed, Run, accelerator_for, evaluate, fit, placed, steps_of
+from asp_toolkit.masks import bare
 from asp_toolkit.optimizers import optimizer_arguments
 from asp_toolkit.progress import Progress
+from asp_toolkit.pruning import Rule
 from asp_toolkit.recipe.schema import Recipe, Training
+from asp_toolkit.schedules import Keeper
+from asp_toolkit.scores import Stats
 from asp_toolkit.tasks.task import Batch, Task
 from asp_toolkit.trainer.story import Phases, numbers_of
 
@@ -55,18 +59,29 @@ def batch_phases(
     task = _task_around(model, loss, test if callable(test) else None)
     judged: Iterable[Batch] = (None,) if callable(test) else test
 
-    def phase(name: str, section: Training, masks: MaskSet | None = None) -> dict[str, float]:
+    def whole(section: Training) -> tuple[Training, int]:
+        """The section, and the batches of its epoch."""
         per_epoch = _length(train, said, section)
-        if per_epoch is None:
-            assert section.max_steps is not None
-            per_epoch = section.max_steps * section.accumulate
-            section = section.model_copy(update={"epochs": 1.0})
+        if per_epoch is not None:
+            return section, per_epoch
+        assert section.max_steps is not None
+        return section.model_copy(update={"epochs": 1.0}), section.max_steps * section.accumulate
+
+    def phase(name: str, section: Training, masks: Callable[[int, bool], Keeper] | None = None) -> dict[str, float]:
+        section, per_epoch = whole(section)
         feed = Feed(lambda epoch, skip: islice(_endless(train, epoch), skip, None), per_epoch, lambda: judged)
         return _without_count(fit(model, task, section, run, name, masks=masks, feed=feed).metrics, test)
 
     def look(batches: Iterable[Batch]) -> dict[str, float]:
         model.to(run.device)
         return _without_count(evaluate(model, task, run, batches), test)
+
+    def gather(rules: Sequence[Rule], batches: int) -> Mapping[str, Stats]:
+        def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
+            with run.autocast():
+                return task.loss(model, placed(batch, task, run), 0.0)
+
+        return calibrate(model.to(run.device), rules, islice(_endless(train, 0), batches), batch_loss)
 
     before, mode = random_state(), model.training
     try:
@@ -77,8 +92,10 @@ def batch_phases(
         yield Phases(
             lambda: model,
             lambda: phase("dense", said.train),
-            lambda masks: phase("retrained", said.retraining(), masks),
+            lambda schedule: phase("retrained", said.retraining(), schedule),
             lambda: look(judged),
+            lambda: steps_of(*whole(said.retraining()))[1],
+            gather,
         )
     finally:
         model.train(mode)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from asp_toolkit.calibration import calibrate
 from asp_toolkit.errors import AspError
-from asp_toolkit.masks import MaskSet
+from asp_toolkit.pruning import Rule
+from asp_toolkit.schedules import Keeper, held
+from asp_toolkit.scores import Stats
 from asp_toolkit.trainer.story import Phases
 
 
@@ -26,7 +31,7 @@ def _base(trainer: Any) -> Any:
 
 
 def hf_phases(trainer: Any, trained: bool) -> Phases:
-    """`trainer.train()` twice, the second time inside `masks.held`, with a fresh optimizer, in a folder of its own.
+    """`trainer.train()` twice, the second time with the masks held, with a fresh optimizer, in a folder of its own.
 
     Raises:
         AspError: what the Trainer was made with rules this out.
@@ -36,11 +41,38 @@ def hf_phases(trainer: Any, trained: bool) -> Phases:
     def dense() -> None:
         trainer.train()
 
-    def retrained(masks: MaskSet) -> None:
-        with _as_new(trainer), masks.held(trainer.model):
+    def retrained(schedule: Callable[[int | None, bool], Keeper]) -> None:
+        with _as_new(trainer), held(schedule(_steps(trainer), False), trainer.model):
             trainer.train()
 
-    return Phases(lambda: trainer.model, dense, retrained, lambda: trainer.evaluate(), _save_with(trainer))
+    def gather(rules: Sequence[Rule], batches: int) -> Mapping[str, Stats]:
+        def loss(model: nn.Module, batch: Any) -> Any:
+            with trainer.compute_loss_context_manager():
+                return trainer.compute_loss(model, trainer._prepare_inputs(batch))
+
+        return calibrate(trainer.model, rules, islice(trainer.get_train_dataloader(), batches), loss)
+
+    return Phases(
+        lambda: trainer.model,
+        dense,
+        retrained,
+        lambda: trainer.evaluate(),
+        lambda: _steps(trainer),
+        gather,
+        _save_with(trainer),
+    )
+
+
+def _steps(trainer: Any) -> int | None:
+    """Optimizer steps of a `trainer.train()`; None where its data has no length and no max_steps is given."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    try:
+        batches = len(trainer.get_train_dataloader())
+    except TypeError:
+        return None
+    return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))
 
 
 def _refuse(trainer: Any, trained: bool) -> None:

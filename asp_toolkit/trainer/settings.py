@@ -24,12 +24,17 @@ _OTHERWISE = {
 }
 
 
-def settings(recipe: str | Path | Recipe | Mapping[str, Any] | None, training: Mapping[str, Any], ours: bool) -> Recipe:
+def settings(
+    recipe: str | Path | Recipe | Mapping[str, Any] | None,
+    training: Mapping[str, Any],
+    prune_schedule: str | Mapping[str, Any] | None,
+    ours: bool,
+) -> Recipe:
     """The recipe that is meant, checked, with a placeholder for its task.
 
     Args:
-        recipe, training: as of `prune_trainer`.
-        ours: whether the training loop is ours; else nothing but the prune rules is read, and the rest is refused
+        recipe, training, prune_schedule: as of `prune_trainer`.
+        ours: whether the training loop is ours; else nothing but the prune section is read, and the rest is refused
             where it was written for this call (in a mapping or as keywords).
     """
     if isinstance(recipe, str | Path):
@@ -58,6 +63,9 @@ def settings(recipe: str | Path | Recipe | Mapping[str, Any] | None, training: M
         about_train = {key: value for key, value in training.items() if key not in _WHOLE_RUN}
         given["train"] = {"optimizer": {"lr": 0.1}, **given.get("train", {}), **about_train}
     given |= {key: training[key] for key in _WHOLE_RUN if key in training}
+    if prune_schedule is not None:
+        section = {"name": prune_schedule} if isinstance(prune_schedule, str) else prune_schedule
+        given["prune"] = {**given.get("prune", {}), "schedule": section}
     said = from_mapping({**given, "task": _PLACEHOLDER}, name="prune_trainer")
     for part, section in (("train", said.train), ("retrain", said.retraining())):
         if ours and section.label_smoothing:

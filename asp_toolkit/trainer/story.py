@@ -14,13 +14,17 @@ from asp_toolkit.errors import AspError
 from asp_toolkit.exporters import export
 from asp_toolkit.masks import MaskSet
 from asp_toolkit.progress import Progress, figures
-from asp_toolkit.pruning import Rule, choose, prune
+from asp_toolkit.pruning import Rule, prune, resolve_score
+from asp_toolkit.recipe.schema import PruneSection
+from asp_toolkit.schedules import Keeper, check_schedule, dense_weights, keeper_for
+from asp_toolkit.scores import Stats, needs_of
 
 Figures = Mapping[str, Any]
 """Figures by name, as somebody's evaluation returns them."""
 
 _BESIDE_THE_POINT = ("runtime", "per_second", "preparation_time", "samples", "epoch", "seconds", "steps", "tokens")
 _NAMES_SHOWN = 4
+_MANY = 1 << 40  # optimizer steps, where their number is not known yet
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,19 @@ class Phases:
 
     model:     () -> the model; asked again after the dense training
     dense:     () -> trains it; figures where it has evaluated already, else None
-    retrained: masks -> trains it again with the masks held; figures as above
+    retrained: schedule -> trains it again, kept sparse by `schedule(optimizer steps or None, whether zeros stay)`
     evaluate:  () -> figures
+    steps:     () -> optimizer steps of the retraining; None where only the dense training will tell
+    gather:    (rules, number of batches) -> statistics for scores that need more than weights; None where it cannot
     save_with: as of `export`
     """
 
     model: Callable[[], nn.Module]
     dense: Callable[[], Figures | None]
-    retrained: Callable[[MaskSet], Figures | None]
+    retrained: Callable[[Callable[[int | None, bool], Keeper]], Figures | None]
     evaluate: Callable[[], Figures]
+    steps: Callable[[], int | None]
+    gather: Callable[[Sequence[Rule], int], Mapping[str, Stats]] | None = None
     save_with: Callable[[Path, nn.Module], None] | None = None
 
 
@@ -75,9 +83,17 @@ class PruneResult:
     __repr__ = __str__  # a notebook shows the repr of a cell's last value: not thousands of mask entries
 
 
-def tell(phases: Phases, rules: Sequence[Rule], trained: bool, quiet: bool) -> PruneResult:
-    """Train, prune once, train again with the masks held; evaluate after each."""
-    choose(phases.model(), rules)  # every refusal before the expensive part
+def tell(phases: Phases, rules: Sequence[Rule], pruning: PruneSection, trained: bool, quiet: bool) -> PruneResult:
+    """Train, prune once, train again with the masks held or as the schedule has it; evaluate after each."""
+    total = phases.steps()
+    to_be_counted = total is None and not trained
+    check_schedule(pruning.schedule, phases.model(), rules, _MANY if to_be_counted else total)  # before the expensive
+    needing = [rule for rule in rules if needs_of(resolve_score(rule.score))]
+    if needing and phases.gather is None:
+        raise AspError(
+            f"prune_trainer: score {needing[0].score!r} needs batches, which a train function keeps to itself; "
+            "give train as batches and loss, or use magnitude"
+        )
     progress = Progress(quiet)
     metrics: dict[str, dict[str, float]] = {}
 
@@ -87,9 +103,18 @@ def tell(phases: Phases, rules: Sequence[Rule], trained: bool, quiet: bool) -> P
 
     record("dense", None if trained else phases.dense())
     model = phases.model()
-    masks = prune(model, rules=rules)
+    stats = phases.gather(rules, pruning.calibration.batches) if needing and phases.gather is not None else None
+    dense = dense_weights(model, rules)
+    masks = prune(model, rules=rules, stats=stats)
     record("pruned")
-    record("retrained", phases.retrained(masks))
+    keepers: list[Keeper] = []
+
+    def schedule(total: int | None, zeros_stay: bool) -> Keeper:
+        keepers.append(keeper_for(pruning.schedule, model, rules, masks, dense, total, zeros_stay))
+        return keepers[-1]
+
+    record("retrained", phases.retrained(schedule))
+    masks = keepers[-1].masks
     if wrong := masks.violations(model):
         said = "; ".join(f"{name}: {why}" for name, why in wrong.items())
         raise AspError(f"prune_trainer: masks do not hold after retraining: {said}")

@@ -7,76 +7,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from asp_toolkit import __version__
-from asp_toolkit.cli import main
+from tests.toolkit.made_cli import TINY, Asp, Result, caller, run_in
 
 ROOT = Path(__file__).resolve().parents[2]
-
-TINY = """\
-# A few steps on random images.
-task:
-  kind: image_classification
-  model: {name: asp_toolkit.tasks.models:small_cnn}
-  data: {source: synthetic, shape: [1, 28, 28], size: 16}
-train:
-  epochs: 1
-  batch_size: 16
-  optimizer: {lr: 0.01}
-export: {bench: false}
-"""
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Asp = Callable[..., Result]
 
 
 @pytest.fixture
 def asp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Asp:
     """Calls `asp ARGUMENTS` in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str | Path) -> Result:
-        monkeypatch.setattr(sys, "argv", ["asp", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        out, err = capsys.readouterr()
-        return Result(code, out, err)
-
-    return call
+    return caller(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder as `asp run` leaves it, as far as these commands read it."""
-    from asp_toolkit import export, prune
-    from asp_toolkit.recipe import dump, load
-    from asp_toolkit.tasks import build_task
-
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    folder.mkdir()
-    (folder / "tiny.yaml").write_text(TINY)
-    recipe = load(folder / "tiny.yaml")
-    (folder / "recipe.yaml").write_text(dump(recipe))
-    model = build_task(recipe.task, recipe.seed).build().eval()
-    masks = prune(model)
-    for name in ("dense", "packed"):
-        export(model, masks, folder / "exports" / name, name, recipe=recipe.model_dump(mode="json"))
-    return folder
+    """A run folder as `asp run` leaves it."""
+    return run_in(tmp_path_factory.mktemp("runs") / "tiny")
 
 
 def test_version_and_help(asp: Asp) -> None:
@@ -223,76 +173,6 @@ def test_verify(asp: Asp, run_folder: Path, tmp_path: Path) -> None:
     assert json.loads(found.out)["ok"] is False
 
 
-def test_bench(asp: Asp, run_folder: Path) -> None:
-    rows = json.loads(asp("bench", run_folder, "--sizes", "1,2", "--rounds", "5", "--json").out)
-    assert [row["batch"] for row in rows] == [1, 2]
-    assert all(row["dense_ms"] > 0 and row["sparse_ms"] > 0 for row in rows)
-    shown = asp("bench", run_folder / "exports" / "packed", "--sizes", "1", "--rounds", "5").out
-    assert "speed-up" in shown
-    found = asp("bench", run_folder / "exports" / "dense")
-    assert found.code == 1
-    assert "no packed export to measure; `asp export" in found.err
-    assert "expected whole numbers" in asp("bench", run_folder, "--sizes", "a").err
-
-
-def test_export_to_another_format_and_back(asp: Asp, run_folder: Path, tmp_path: Path) -> None:
-    first = run_folder / "exports" / "dense"
-    found = asp("export", first, "--format", "packed", "--out", tmp_path / "p")
-    assert (found.code, found.err) == (0, "")
-    assert "same outputs bit for bit" in found.out
-    assert (
-        json.loads(asp("export", tmp_path / "p", "--format", "dense", "--out", "d", "--json").out)["verified"] is True
-    )
-    assert (tmp_path / "d/model.safetensors").read_bytes() == (first / "model.safetensors").read_bytes()
-    found = asp("export", first, "--out", first)
-    assert found.code == 1
-    assert "that is the export to read" in found.err
-
-
-def test_prune_takes_trained_weights_of_a_recipe(asp: Asp, run_folder: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from asp_toolkit.recipe import load
-    from asp_toolkit.tasks import build_task
-
-    model = build_task(load(run_folder / "recipe.yaml").task, 0).build()
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "w.safetensors")
-    recipe = run_folder / "tiny.yaml"
-    found = asp("prune", recipe, "--out", "out")
-    assert found.code == 1
-    assert "the weights are random; name trained ones" in found.err
-    weights = f"task.model.weights={tmp_path / 'w.safetensors'}"
-    found = asp("prune", recipe, weights, "--pattern", "1:4", "--out", "out")
-    assert (found.code, found.err) == (0, "")
-    assert "1:4" in found.out
-    pruned = load_file(tmp_path / "out" / "model.safetensors")
-    density = json.loads(asp("prune", recipe, weights, "--out", "two", "--json").out)["density"]
-    for name, value in density.items():
-        assert value == 0.5
-        assert (pruned[name] != 0).float().mean() <= 0.25
-    assert asp("verify", "out").code == 0
-
-
-def test_prune_takes_a_folder_of_transformers(asp: Asp, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    shape = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "vocab_size": 20,
-    }
-    transformers.BertForSequenceClassification(transformers.BertConfig(**shape)).save_pretrained(tmp_path / "bert")
-    (tmp_path / "bert" / "vocab.txt").write_text("a\n")
-    found = asp("prune", tmp_path / "bert", "--out", "sparse")
-    assert found.code == 0, found.err
-    assert "bert.encoder.layer.0.intermediate.dense.weight" in found.out
-    assert (tmp_path / "sparse" / "vocab.txt").read_text() == "a\n"
-    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "sparse")
-    assert (again.bert.encoder.layer[0].intermediate.dense.weight == 0).float().mean() == 0.5
-    assert "is not a recipe" in asp("prune", tmp_path / "bert", "seed=1", "--out", "x").err
-
-
 def test_run_prints_a_table_or_json_alone(asp: Asp, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     found = asp("run", "tiny.yaml", "train.optimizer.lr=0.02")
@@ -312,7 +192,7 @@ def test_run_prints_a_table_or_json_alone(asp: Asp, tmp_path: Path) -> None:
 
 def test_as_a_process_errors_go_to_stderr_without_a_traceback(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
-    command = [sys.executable, "-m", "asp_toolkit.cli", "run", "nosuch.yaml"]
+    command = [sys.executable, "-m", "asp_toolkit", "run", "nosuch.yaml"]
     env = {**os.environ, "PYTHONPATH": path}
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
     assert (found.returncode, found.stdout) == (1, "")

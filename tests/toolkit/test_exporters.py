@@ -188,6 +188,25 @@ def test_exporters_check_and_never_prune(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has no torch.distributed")
+def test_weight_that_is_spread_over_processes_is_not_exported(tmp_path: Path) -> None:
+    import torch.distributed as processes
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    processes.init_process_group("gloo", store=processes.HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(16, 8))
+        spread = distribute_tensor(net[0].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+        net[0].weight = nn.Parameter(spread)
+        masks = prune(net)
+        assert verify(net, masks).ok
+        with pytest.raises(AspError, match=r"'0.weight' is spread over processes; export a model that holds its whole"):
+            export(net, masks, tmp_path / "x")
+    finally:
+        processes.destroy_process_group()
+
+
 def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     net, masks = pruned()
     folder = export(net, masks, tmp_path / "d")

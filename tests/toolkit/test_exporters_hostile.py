@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from asp_toolkit.errors import AspError
 from asp_toolkit.exporters import EXPORTERS, export, load_dense, load_packed, read_manifest
 from asp_toolkit.files import sha256
+from asp_toolkit.inspection import inspect
 from asp_toolkit.masks import MaskSet
 from asp_toolkit.pruning import prune
 from asp_toolkit.verification import verify
@@ -163,6 +165,26 @@ FILE = {"sha256": "0" * 64, "bytes": 1}
         (set_at(*FC, "row_dims", 2), "do not suit 2 dimensions"),
         (set_at(*FC, "density", 7), "less than or equal to 1"),
         (set_at(*FC, "dtype", "complex64"), "dtype"),
+        (set_at(*FC, "pattern", "2:4 " * 300), "at most 1000 characters"),
+        (set_at(*FC, "pattern", "999999999:999999999"), "pattern 999999999:999999999"),
+        (set_at(*FC, "pattern", "unstructured 7"), "unstructured 7"),
+        (set_at(*FC, "pattern", "block 48x48 0.5"), "does not fit shape"),
+        (set_at(*FC, "pattern", "2:32 transposable"), "does not fit shape"),
+        (set_at(*FC, "pattern", "64:2:8"), "does not fit shape"),
+        (set_at(*FC, "split", [16, 2, 16]), "do not suit 3 dimensions"),
+        (set_at(*FC, "split", [16, 31]), "not as many entries as shape"),
+        (set_at(*FC, "split", [0, 32]), "not as many entries as shape"),
+        (set_at(*FC, "split", [1 << 38, 1]), "not as many entries as shape"),
+        (set_at(*FC, "split", [-16, -32]), "greater than or equal to 0"),
+        (set_at(*FC, "split", [1] * 40), "at most 16 items"),
+        (set_at(*FC, "split", []), "at least 2 items"),
+        (set_at(*FC, "split", "16x32"), "valid list"),
+        (set_at(*FC, "shape", [1 << 40] * 16), "has more entries than any parameter"),
+        (set_at(*FC, "run", 7), "run 7 does not divide the 32 columns"),
+        (set_at(*FC, "run", 0), "run 0 does not divide"),
+        (set_at(*FC, "run", 2), "does not fit shape"),
+        (set_at(*FC, "also", "2:4"), "beside a pattern that is not built in"),
+        (set_at(*FC, "also", "os:system"), "beside a pattern that is not built in"),
         (set_at("tied", "ghost", "fc.weight"), "unexpected 'ghost'"),
         (set_at("parameters", "ghost.weight", None), "valid dictionary or instance of Entry"),
     ],
@@ -174,6 +196,73 @@ def test_hostile_manifests(tmp_path: Path, format: str, change: Callable[[dict[s
     rewrite(folder, change)
     with pytest.raises(AspError, match=message):
         LOAD[format](folder, Net())
+
+
+def both(*changes: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        for one in changes:
+            one(manifest)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (both(set_at(*FC, "pattern", "os:system"), set_at(*FC, "also", "os:system")), "also: expected N:M"),
+        (both(set_at(*FC, "pattern", "os:system"), set_at(*FC, "also", "unstructured 0.5")), "also: expected N:M"),
+        (both(set_at(*FC, "pattern", "os:system"), set_at(*FC, "also", "2:64")), "2:64 does not fit shape"),
+        (both(set_at(*FC, "split", [16, 8, 4]), set_at(*FC, "order", [0, 2, 1])), "axis 1 do not suit|pruned along"),
+    ],
+)
+def test_hostile_pairs(tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    net, masks = pruned()
+    folder = export(net, masks, tmp_path / "p", "packed")
+    rewrite(folder, change)
+    model = Net(1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(AspError, match=message):
+        load_packed(folder, model)
+    assert same_state(model, before)
+
+
+@pytest.mark.parametrize("format", list(EXPORTERS))
+def test_pattern_that_names_code_runs_nothing(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder from a stranger names a module that lies ready; nobody who reads the folder may import it."""
+    net, masks = pruned()
+    folder = export(net, masks, tmp_path / "p", format)
+    (tmp_path / "trap.py").write_text("print('executed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewrite(folder, set_at(*FC, "pattern", "trap:pattern"))
+    found = verify(folder)
+    if format == "dense":
+        assert (found.ok, found.checked) == (True, 2)
+        same = load_dense(folder, Net(1)).state_dict()
+        assert same_state(net, same)
+    else:  # the pattern no longer says N:M, so the parameter's tensor is looked for as an ordinary one
+        assert any("'fc.weight': missing" in problem for problem in found.problems)
+        with pytest.raises(AspError, match=r"missing 'fc.weight'"):
+            load_packed(folder, Net(1))
+    assert "pattern 'trap:pattern' is not built in, and code that a file names is not run" in found.notes[0]
+    if format == "dense":
+        assert {row.pattern for row in inspect(folder) if row.name == "fc.weight"} == {"2:4"}  # what its zeros say
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_huge_patterns_cost_nothing(tmp_path: Path) -> None:
+    """Checked by arithmetic alone: a pattern of 10^9 x 10^9 blocks, or a shape of 2^50 entries, allocates nothing."""
+    net, masks = pruned()
+    folder = export(net, masks, tmp_path / "p")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for pattern in ("block 999999999x999999999 0.5", "unstructured 0." + "9" * 900, "1:64 transposable", "999999:2:8"):
+        shape = [1 << 25, 1 << 25]
+        rewrite(folder, both(set_at(*FC, "pattern", pattern), set_at(*FC, "shape", shape)))
+        assert not verify(folder).ok
+        with pytest.raises(AspError):
+            load_dense(folder, Net(1))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
 def test_hostile_axis(tmp_path: Path) -> None:

@@ -36,6 +36,32 @@ def llama(dtype: torch.dtype = torch.float32) -> nn.Module:
     return transformers.LlamaForCausalLM._from_config(config, dtype=dtype).eval()  # type: ignore[no-any-return]
 
 
+def gpt2() -> nn.Module:
+    """Its Conv1D layers have weights of shape (in, out)."""
+    config = transformers.GPT2Config(
+        vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-any-return]
+
+
+def mixtral() -> nn.Module:
+    """Its experts are fused in memory, (E, out, in); save_pretrained would take them apart."""
+    config = transformers.MixtralConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config).eval()  # type: ignore[no-any-return]
+
+
+def wav2vec2() -> nn.Module:
+    """Its positional convolution is weight-normed; save_pretrained would rename that parametrization."""
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8),
+        conv_stride=(2, 2), conv_kernel=(3, 3), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=4,
+    )  # fmt: skip
+    return transformers.Wav2Vec2Model(config).eval()  # type: ignore[no-any-return]
+
+
 def config_of(model: Any) -> dict[str, Any]:
     return copy.deepcopy(vars(model.config))
 
@@ -100,3 +126,26 @@ def test_negative_zeros_of_another_tool_become_positive(tmp_path: Path) -> None:
     loaded = type(model).from_pretrained(folder)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert masks.violations(loaded) == {}
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "held"),
+    [
+        (gpt2, IDS, "transformer.h.0.attn.c_attn.weight"),
+        (mixtral, IDS, "model.layers.0.mlp.experts.gate_up_proj"),
+        (wav2vec2, torch.linspace(-1, 1, 400)[None], "encoder.pos_conv_embed.conv.parametrizations.weight.original1"),
+    ],
+)
+def test_names_and_axes_of_the_model_in_memory(tmp_path: Path, build: Any, inputs: torch.Tensor, held: str) -> None:
+    model = build()
+    masks = prune(model, "2:4")
+    assert held in masks.masks
+    for format, load in (("dense", load_dense), ("packed", load_packed)):
+        folder = export(model, masks, tmp_path / format, format)
+        assert set(read_manifest(folder).parameters) == set(masks.masks)
+        assert verify(folder, masks).problems == []
+        assert {row.name for row in inspect(folder) if row.pattern == "2:4"} == set(masks.masks)
+        same_outputs(model, load(folder, build()), inputs)
+    loaded, about = type(model).from_pretrained(tmp_path / "dense", output_loading_info=True)
+    assert not any(about[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    same_outputs(model, loaded, inputs)

@@ -18,15 +18,17 @@ FLOORS = (
     ("errors", "files"),
     ("views", "progress", "runlog"),
     ("patterns", "scores"),
-    ("schedules",),
     ("masks", "recipe"),
     ("tasks",),
-    ("pruning", "optimizers", "loaders", "checkpoint"),
+    ("pruning", "optimizers", "loaders", "checkpoint", "run_folder"),
+    ("calibration",),
+    ("schedules",),
     ("loop",),
     ("exporters", "report"),
     ("verification", "inspection", "bench"),
     ("workflow", "trainer"),
     ("cli",),
+    ("__main__",),
 )
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
@@ -37,7 +39,7 @@ HOMES = {
     "torchvision": ("tasks/",),
     "matplotlib": ("report/plots.py",),
     "jinja2": ("report/page.py",),
-    "accelerate": ("loop.py", "workflow.py", "trainer/"),
+    "accelerate": ("loop/", "workflow.py", "trainer/"),
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "progress.py"),
     "yaml": ("recipe/yaml_file.py",),

@@ -134,6 +134,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([1, 0, 0, 0, 0, 1, 0, 0], "1:4"),
         ([1, 0, 0, 0, 0, 0, 0, 0], "1:8"),
         ([1, 1, 1, 0, 0, 0, 0, 1], "4:8"),
+        ([1, 1, 0, 0, 0, 0, 0, 0], "2:8"),
         ([1, 1, 1, 0, 0, 0, 1, 1], None),
         ([0, 0, 0, 0, 0, 0, 0, 0], None),
     ],
@@ -142,3 +143,57 @@ def test_held_pattern_by_hand(row: list[float], wanted: str | None) -> None:
     found = held_pattern(torch.tensor([row]), 8)
     assert (found.name if found else None) == wanted
     assert held_pattern(torch.tensor([row]), 2) is None
+
+
+SWAPPED = torch.eye(4)[[1, 0, 3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "wanted"),
+    [
+        (torch.eye(4) + SWAPPED, "2:4 transposable"),
+        (torch.tensor([[1, 1, 0, 0]] * 4), "2:4"),  # its columns keep 4 of 4
+        (torch.eye(4), "1:4 transposable"),
+        ((torch.eye(4) + SWAPPED)[:2], "2:4"),  # half a tile
+        (torch.cat([torch.eye(4), SWAPPED]), "1:4 transposable"),
+        (torch.cat([torch.eye(4), torch.tensor([[0, 0, 1, 0]] * 4)]), "1:4"),  # one tile of two
+    ],
+)
+def test_transposable_by_hand(matrix: Tensor, wanted: str) -> None:
+    found = held_pattern(matrix, 4)
+    assert found is not None
+    assert found.name == wanted
+
+
+@pytest.mark.parametrize("pattern", ["2:4 transposable", "2:4 transposable greedy"])
+def test_transposable_is_seen_without_a_manifest(tmp_path: Path, pattern: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 16), nn.Conv2d(16, 8, 3), nn.Linear(16, 10))
+    masks = prune(net, pattern)
+    assert set(masks.masks) == {"0.weight", "1.weight"}  # 10 rows are no whole tiles
+    save_file(net.state_dict(), tmp_path / "w.safetensors")
+    for target in (net, tmp_path / "w.safetensors"):
+        rows = {row.name: row for row in inspect(target)}
+        assert {name for name, row in rows.items() if row.pattern == "2:4 transposable"} == set(masks.masks)
+        assert rows["0.weight"].bytes_packed == 4 * 256 + 16 * 4
+
+
+def test_unstructured_zeros_are_told_as_a_share() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64))
+    prune(net, "unstructured 0.25")
+    (row,) = [row for row in inspect(net) if row.name == "0.weight"]
+    assert (row.pattern, row.density, row.bytes_packed) == (None, 0.75, None)
+    assert row.skipped == "dense: its zeros (25.0%) hold no N:M pattern"
+
+
+def test_export_whose_joint_pattern_does_not_hold(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    folder = export(net, prune(net, "unstructured 0.25 global"), tmp_path / "d")
+    assert [row.pattern for row in inspect(folder) if row.name.endswith("weight")] == ["unstructured 0.25 global"] * 2
+    net[0].weight.data.fill_(1.0)
+    save_file(net.state_dict(), folder / "model.safetensors")
+    (row,) = [row for row in inspect(folder) if row.name == "1.weight"]
+    assert row.pattern is None
+    assert "is not unstructured 0.25 global, as the manifest says: 2 of them keep" in str(row.skipped)

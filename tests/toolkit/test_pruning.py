@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from asp_toolkit.errors import AspError
+from asp_toolkit.patterns import NM
 from asp_toolkit.pruning import Rule, choose, masks_from_zeros, prune
 
 
@@ -135,11 +136,20 @@ def test_further_layer_types_are_pruned(layer: nn.Module) -> None:
     assert prune(layer).density() == {"weight": 0.5}
 
 
-def test_a_weight_normed_layer_is_skipped_with_the_reason() -> None:
+def test_a_weight_normed_layer_is_pruned_through_its_parametrization() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8))
+    masks = prune(model, include=["0"])
+    name = "0.parametrizations.weight.original1"
+    assert set(masks.masks) == {name}
+    assert torch.equal(model[0].weight.detach() != 0, masks.masks[name])
+    assert NM(2, 4).holds(model[0].weight.detach() != 0)
+
+
+def test_an_orthogonal_layer_is_skipped_since_its_weight_would_not_be_sparse() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)), nn.Linear(8, 8))
     masks = prune(model)
     assert set(masks.masks) == {"1.weight"}
-    assert "parametrized" in masks.skipped["0.parametrizations.weight.original1"]
+    assert "does not keep zeros" in masks.skipped["0.parametrizations.weight.original"]
 
 
 def test_a_tied_head_stays_tied_and_dense() -> None:

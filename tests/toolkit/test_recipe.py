@@ -162,7 +162,7 @@ def test_all_errors_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
         ),
         ({"train.epochs": object()}, "override train.epochs: expected plain values"),
         ({"train.epochs": float("nan")}, "override train.epochs: expected plain values"),
-        ({"train.optimizer": {1: 2}}, "override train.optimizer: expected plain values"),
+        ({"train.optimizer": {1.5: 2}}, "override train.optimizer: expected plain values"),
     ],
 )
 def test_override_errors_name_the_override(tmp_path: Path, overrides: Any, told: str) -> None:

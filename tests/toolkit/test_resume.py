@@ -29,6 +29,7 @@ train:
   ema: 0.9
   checkpoint_every: 0.1
   log_every: 1
+prune: {schedule: {name: straight_through, decay: 0.01, hysteresis: 0.1, until: 0.8}}
 retrain: {control: true}
 export: {bench: false}
 """

@@ -126,6 +126,15 @@ def test_model_against_masks() -> None:
     assert verify(net, masks).problems == ["'2.weight': 32 of 32 dropped entries are not +0.0"]
 
 
+def test_masks_of_no_pattern_or_of_none_that_is_known() -> None:
+    net, masks = pruned()
+    bare = MaskSet(masks.masks)
+    found = verify(net, bare)
+    assert (found.ok, found.notes[0]) == (True, "'0.weight': its mask has no pattern to be checked against")
+    wrong = MaskSet(masks.masks, {}, dict.fromkeys(masks.masks, "2;4"))
+    assert "'0.weight': unknown pattern '2;4'" in verify(net, wrong).problems[0]
+
+
 @dataclass
 class Output:
     logits: Tensor

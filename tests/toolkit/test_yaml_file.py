@@ -62,7 +62,7 @@ def test_scalars(text: str, value: Any) -> None:
         ("a: &x 1\nb: *x\n", "r.yaml:2: not valid YAML: alias *x"),
         ("a: !!python/object:os.system 1\n", "r.yaml:1: not valid YAML: tag"),
         ("a: !!int '3'\n", "r.yaml:1: not valid YAML: tag"),
-        ("1: a\n", "r.yaml:1: a key must be text"),
+        ("true: a\n", "r.yaml:1: a key must be text"),
         ("? [a]\n: 1\n", "r.yaml:1: a key must be text"),
         ("a: .inf\n", "r.yaml:1: .inf is not a finite number"),
         ("a: .nan\n", "r.yaml:1: .nan is not a finite number"),

@@ -1,103 +1,46 @@
-"""fit and evaluate: one training loop for every phase and task, on accelerate's devices and processes."""
+"""fit: train a model for one phase, with or without masks; go on where a killed run stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import is_initialized
-from accelerate.utils import send_to_device
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
 
-from asp_toolkit.checkpoint import Checkpoints, State, random_state, seed_all, set_random_state
+from asp_toolkit.checkpoint import State, random_state, seed_all, set_random_state
 from asp_toolkit.errors import AspError
-from asp_toolkit.loaders import channels_last, stream_seed, test_loader, train_loader
+from asp_toolkit.loaders import stream_seed
+from asp_toolkit.loop.evaluate import evaluate
+from asp_toolkit.loop.run import Feed, Run, feed_of, placed
 from asp_toolkit.masks import MaskSet, bare
 from asp_toolkit.optimizers import build_optimizer, keeps_zeros, lr_factor
-from asp_toolkit.progress import Progress
 from asp_toolkit.recipe.schema import Training
-from asp_toolkit.runlog import Row, RunLog
-from asp_toolkit.tasks.task import Batch, Task
-
-_AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def accelerator_for(device: str) -> Accelerator:
-    """Devices and processes; "cpu" stays on the CPU. A second one in a process may not name another precision than the
-    first (that of a Hugging Face Trainer, say); ours comes from `Run`."""
-    return Accelerator(mixed_precision=None if is_initialized() else "no", cpu=device == "cpu")
-
-
-@dataclass(frozen=True)
-class Run:
-    """Where and how the phases of one run are computed, and who is told.
-
-    rows: the log so far, all phases; `fit` adds to it.
-    """
-
-    accelerator: Accelerator
-    seed: int = 0
-    precision: str = "fp32"
-    checkpoints: Checkpoints | None = None
-    log: RunLog = field(default_factory=RunLog)
-    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        device: torch.device = self.accelerator.device
-        return device
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Arithmetic in the run's precision; weights stay as they are."""
-        return torch.autocast(self.device.type, dtype=_AUTOCAST[self.precision], enabled=self.precision != "fp32")
-
-
-@dataclass(frozen=True)
-class Feed:
-    """Batches for one phase.
-
-    train:     (epoch, batches to leave out at its beginning) -> the epoch's batches
-    per_epoch: batches in a whole epoch
-    test:      () -> all test batches
-    """
-
-    train: Callable[[int, int], Iterable[Batch]]
-    per_epoch: int
-    test: Callable[[], Iterable[Batch]]
-
-
-def feed_of(task: Task, section: Training, run: Run, stream: str) -> Feed:
-    """The task's data in the order that `stream` (a name) and the run's seed fix, shared among the processes."""
-    processes, key = run.accelerator.num_processes, f"{run.seed}/{stream}"
-
-    def shared(loader: DataLoader[Any]) -> DataLoader[Any]:
-        return run.accelerator.prepare_data_loader(loader) if processes > 1 else loader
-
-    return Feed(
-        lambda epoch, skip: shared(train_loader(task, section, key, epoch, skip * processes)),
-        max(1, len(train_loader(task, section, key, 0)) // processes),
-        lambda: shared(test_loader(task, section.eval_batch_size or section.batch_size)),
-    )
+from asp_toolkit.runlog import Row
+from asp_toolkit.schedules import Fixed, Keeper
+from asp_toolkit.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a phase came to: metrics on the test data, optimizer steps, epochs, seconds spent."""
+    """What a phase came to: metrics on the test data, optimizer steps, epochs, seconds spent, masks at its end."""
 
     metrics: dict[str, float]
     steps: int
     epochs: float
     seconds: float
+    masks: MaskSet | None = None
+
+
+def steps_of(section: Training, per_epoch: int) -> tuple[int, int]:
+    """Optimizer steps in an epoch of `per_epoch` batches, and in the whole phase."""
+    steps = max(1, per_epoch // section.accumulate)
+    total = round(section.epochs * steps)
+    return steps, total if section.max_steps is None else min(total, section.max_steps)
 
 
 def fit(
@@ -108,12 +51,14 @@ def fit(
     phase: str,
     *,
     stream: str | None = None,
-    masks: MaskSet | None = None,
+    masks: MaskSet | Callable[[int, bool], Keeper] | None = None,
     feed: Feed | None = None,
 ) -> Fitted:
     """Train `model` in place for one phase and evaluate it; goes on from the phase's newest checkpoint if there is one.
 
-    With `masks`, dropped entries are +0.0 after every optimizer step and the optimizer never sees their gradients.
+    With `masks`, dropped entries are +0.0 after every optimizer step, and the optimizer does not see their gradients.
+    A MaskSet is held as it is; a schedule changes its masks on the way: then `masks` is a function of (optimizer steps
+    of the phase, whether the optimizer keeps zeros) that returns a Keeper.
     `stream` names the order of the data and the random numbers (default: the phase); phases to be compared share one.
 
     Raises:
@@ -125,19 +70,14 @@ def fit(
     model.to(run.device)
     if task.channels_last:
         model.to(memory_format=torch.channels_last)
-    zeros_stay = keeps_zeros(section.optimizer)
-    masks = masks.placed_like(model) if masks else None
-    if masks is not None:
-        masks.apply_(model)
+    per_epoch, total = steps_of(section, feed.per_epoch)
+    keeper = _keeper(masks, model, total, keeps_zeros(section.optimizer)) if masks is not None else None
     wrapped = run.accelerator.prepare_model(model) if run.accelerator.num_processes > 1 else model
     optimizer = build_optimizer(model, section.optimizer)
     peaks = [group["lr"] for group in optimizer.param_groups]
     scaler = torch.amp.GradScaler(run.device.type, enabled=run.precision == "fp16")
     average = _average(model, section.ema)
 
-    per_epoch = max(1, feed.per_epoch // section.accumulate)  # optimizer steps in an epoch
-    total = round(section.epochs * per_epoch)
-    total = total if section.max_steps is None else min(total, section.max_steps)
     if total and feed.per_epoch < section.accumulate:
         raise AspError(
             f"{phase}: accumulate {section.accumulate} is more than the {feed.per_epoch} batches of an epoch"
@@ -153,6 +93,8 @@ def fit(
         scaler.load_state_dict(saved["scaler"])
         if average is not None:
             average.load_state_dict(saved["average"])
+        if keeper is not None:
+            keeper.load(saved["keeper"], model)
         run.rows[:] = [row for row in run.rows if row["phase"] != phase] + saved["rows"]
         set_random_state(saved["random"])
         run.progress.say(f"{phase}: going on from step {step} of {total}")
@@ -168,15 +110,15 @@ def fit(
 
     def judge() -> dict[str, float]:
         judged = average.module if average is not None else model
-        if masks is not None:
-            masks.apply_(judged)
+        density = {}
+        if keeper is not None:
+            keeper.masks.apply_(judged)
+            density = {"density": round(keeper.masks.share(), 6)}
         found = evaluate(judged, task, run, feed.test())
-        report({"seconds": round(time.monotonic() - started, 3), **found})
+        report({"seconds": round(time.monotonic() - started, 3), **density, **found})
         return found
 
     def state() -> State:
-        if masks is not None:
-            masks.apply_(model)
         return {
             "step": step,
             "seconds": time.monotonic() - started,
@@ -186,6 +128,7 @@ def fit(
             "optimizer": optimizer.state_dict(),
             "scaler": scaler.state_dict(),
             "average": average.state_dict() if average is not None else None,
+            "keeper": keeper.state() if keeper is not None else None,
             "rows": [row for row in run.rows if row["phase"] == phase],
             "random": random_state(),
         }
@@ -205,21 +148,21 @@ def fit(
                 for part in range(section.accumulate):
                     last = part == section.accumulate - 1
                     with contextlib.nullcontext() if last else run.accelerator.no_sync(wrapped):
-                        batch = _placed(next(batches), task, run)
+                        batch = placed(next(batches), task, run)
                         with run.autocast():
                             loss = task.loss(wrapped, batch, section.label_smoothing) / section.accumulate
                         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                     loss_sum += loss.detach()
                 scaler.unscale_(optimizer)
-                if masks is not None:
-                    masks.zero_grads_(model)
+                if keeper is not None:
+                    keeper.before_step(model, optimizer, step)
                 if section.clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
                 scaler.step(optimizer)
                 scaler.update()
+                if keeper is not None:
+                    keeper.after_step(model, optimizer, step)
                 optimizer.zero_grad()
-                if masks is not None and not zeros_stay:
-                    masks.apply_(model)
                 if average is not None:
                     average.update_parameters(model)
                 step += 1
@@ -251,33 +194,20 @@ def fit(
         metrics = judge()
     if average is not None and total:
         model.load_state_dict(average.module.state_dict())
-    if masks is not None:
-        masks.apply_(model)
+    if keeper is not None:
+        keeper.masks.apply_(model)
     if run.accelerator.is_main_process:
         run.log.rewrite(run.rows)
-    return Fitted(metrics, step, round(step / per_epoch, 4), time.monotonic() - started)
+    held = keeper.masks if keeper is not None else None
+    return Fitted(metrics, step, round(step / per_epoch, 4), time.monotonic() - started, held)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, task: Task, run: Run, batches: Iterable[Batch]) -> dict[str, float]:
-    """Mean of each of the task's measures over all samples, and their number as "samples"; in evaluation mode."""
-    training = model.training
-    model.eval()
-    sums: dict[str, float] = {}
-    samples = 0
-    try:
-        for batch in batches:
-            with run.autocast():
-                values = task.measure(model, _placed(batch, task, run))
-            gathered: dict[str, Tensor] = run.accelerator.gather_for_metrics(values)
-            for name, value in gathered.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-            samples += next(iter(gathered.values())).numel()
-    finally:
-        model.train(training)
-    if samples == 0:
-        raise AspError("there is no test batch to evaluate on")
-    return {**{name: value / samples for name, value in sums.items()}, "samples": samples}
+def _keeper(masks: MaskSet | Callable[[int, bool], Keeper], model: nn.Module, total: int, zeros_stay: bool) -> Keeper:
+    if not isinstance(masks, MaskSet):
+        return masks(total, zeros_stay)
+    fixed = Fixed(masks, model)
+    fixed.zeros_stay = zeros_stay
+    return fixed
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
@@ -285,8 +215,3 @@ def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
         return None
     averaging = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     return AveragedModel(bare(model), multi_avg_fn=averaging, use_buffers=True)
-
-
-def _placed(batch: Batch, task: Task, run: Run) -> Batch:
-    batch = send_to_device(batch, run.device)
-    return channels_last(batch) if task.channels_last else batch

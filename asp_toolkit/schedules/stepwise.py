@@ -1,0 +1,207 @@
+"""Schedules as functions of the step: gradual pruning, given patterns at given steps, one's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from asp_toolkit.calibration import GradientStats
+from asp_toolkit.errors import AspError
+from asp_toolkit.masks import MaskSet, whole
+from asp_toolkit.patterns import Pattern, parse
+from asp_toolkit.pruning import Chosen, choose_masks, scores_of
+from asp_toolkit.recipe.schema import Gradual, OwnSchedule, Steps
+from asp_toolkit.schedules.keeper import (
+    Keeper,
+    State,
+    clear_moments_,
+    known,
+    masks_from_state,
+    masks_state,
+)
+from asp_toolkit.scores import needs_of
+
+Schedule = Callable[[int], Pattern | str | None]
+"""Optimizer step -> the pattern from there on, or None: as before."""
+
+
+def cubic(step: int, begin: int, end: int) -> float:
+    """Share of the dropping that is done before optimizer step `step`: 1 - (1 - t)^3 (arXiv 1710.01878, eq. 1)."""
+    if step < begin:
+        return 0.0
+    return 1.0 if step >= end else 1 - (1 - (step - begin) / (end - begin)) ** 3
+
+
+Plan = Callable[[int], Mapping[str, Pattern | None] | None]
+"""Optimizer step -> the pattern of every parameter that changes there (None: dense), or None: as before."""
+
+
+class Stepwise:
+    """Another pattern from given steps on. Dropped entries stay dropped: each mask is inside the one before it."""
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Chosen],
+        masks: MaskSet,
+        model: nn.Module,
+        plan: Plan,
+    ) -> None:
+        """The model has its dense weights; those that the plan drops at step 0 are zeroed."""
+        self.chosen, self.plan, self.zeros_stay = chosen, plan, False
+        self.skipped = masks.skipped
+        everything = {name: torch.ones_like(mask) for name, mask in masks.masks.items()}
+        self.masks = MaskSet(everything, masks.skipped, masks.patterns).placed_like(model)
+        self.gradients = GradientStats(chosen) if any(needs_of(one.score) for one in chosen.values()) else None
+        if (first := plan(0)) is not None:
+            self._change(model, first)
+            self.masks.apply_(model)
+
+    @torch.no_grad()
+    def _change(self, model: nn.Module, patterns: Mapping[str, Pattern | None]) -> None:
+        stats = self.gradients.stats() if self.gradients is not None else None
+        now = {}
+        for name, pattern in patterns.items():
+            if pattern is not None:
+                old = self.chosen[name]
+                now[name] = Chosen(old.view, old.module, old.own, pattern, old.score, old.rule)
+
+        def scores(name: str) -> torch.Tensor:
+            one = now[name]
+            found = scores_of(name, one, stats)
+            dropped = ~one.view.matrix(whole(self.masks.masks[name]))
+            lowest = torch.nextafter(found.min(), torch.full_like(found.min(), -torch.inf))
+            return torch.where(dropped, lowest, found)
+
+        masks = {**self.masks.masks, **choose_masks(now, scores)}
+        names = {**self.masks.patterns, **{name: one.pattern.name for name, one in now.items()}}
+        self.masks = MaskSet(masks, self.skipped, names).placed_like(model)
+        if self.gradients is not None:
+            self.gradients = GradientStats(self.chosen)  # each pruning judges by the gradients since the one before
+
+    def wants_dense_gradients(self, step: int) -> bool:
+        return False
+
+    def before_step(self, model: nn.Module, optimizer: Optimizer, step: int) -> None:
+        if self.gradients is not None:
+            self.gradients.update(model)
+        self.masks.zero_grads_(model)
+
+    def after_step(self, model: nn.Module, optimizer: Optimizer, step: int) -> None:
+        patterns = self.plan(step + 1)
+        if patterns is not None:
+            self._change(model, patterns)
+            for name, one in self.chosen.items():
+                clear_moments_(optimizer, one.parameter, self.masks.masks[name])
+        if patterns is not None or not self.zeros_stay:
+            self.masks.apply_(model)
+
+    def state(self) -> State:
+        return {**masks_state(self.masks), "gradients": self.gradients.state() if self.gradients else None}
+
+    def load(self, state: State, model: nn.Module) -> None:
+        self.masks = masks_from_state(state, self.masks, model)
+        if self.gradients is not None:
+            self.gradients.load(state["gradients"])
+
+
+def _prepared(chosen: Mapping[str, Chosen], plan: Plan) -> Callable[[MaskSet, nn.Module], Keeper]:
+    gradients = False
+    for name, one in chosen.items():
+        gradients |= bool(needs_of(one.score))
+        if "input_norm" in needs_of(one.score):
+            raise AspError(
+                f"prune.schedule: '{name}' is scored by its inputs, which are not seen while training; use magnitude, "
+                "taylor, fisher or movement, or the one_shot schedule"
+            )
+    if gradients and any((plan(0) or {}).values()):
+        raise AspError("prune.schedule: a score of gradients cannot prune before the first step; let it begin later")
+    return lambda masks, model: Stepwise(chosen, masks, model, plan)
+
+
+def prepare_gradual(
+    section: Gradual, chosen: Mapping[str, Chosen], total: int | None
+) -> Callable[[MaskSet, nn.Module], Keeper]:
+    """As `keeper.Prepare`."""
+    return _prepared(chosen, gradual(section, chosen, known(total, section.name)))
+
+
+def prepare_steps(
+    section: Steps, chosen: Mapping[str, Chosen], total: int | None
+) -> Callable[[MaskSet, nn.Module], Keeper]:
+    """As `keeper.Prepare`."""
+    return _prepared(chosen, steps(section, chosen, total))
+
+
+def prepare_own(
+    section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None
+) -> Callable[[MaskSet, nn.Module], Keeper]:
+    """As `keeper.Prepare`."""
+    return _prepared(chosen, own(section, chosen, total))
+
+
+def gradual(section: Gradual, chosen: Mapping[str, Chosen], total: int) -> Plan:
+    """From dense to every parameter's own pattern, along `cubic`."""
+    for name, one in chosen.items():
+        if not hasattr(one.pattern, "towards"):
+            raise AspError(
+                f"prune.schedule: gradual: '{name}' has pattern {one.pattern.name}, with nothing on the way to it; "
+                "use one_shot, steps or straight_through"
+            )
+    begin = round(section.begin * total)
+    end = max(begin + 1, round(section.end * total))
+    changes = range(begin, end, section.every)
+
+    def plan(step: int) -> Mapping[str, Pattern | None] | None:
+        if step not in changes and step != end:
+            return None
+        share = cubic(step, begin, end)
+        return {name: one.pattern.towards(share) for name, one in chosen.items()}  # type: ignore[attr-defined]
+
+    return plan
+
+
+def _for_all(chosen: Mapping[str, Chosen], pattern: Pattern, place: str) -> Mapping[str, Pattern]:
+    for name, one in chosen.items():
+        if reason := pattern.why_not(one.view.rows, one.view.cols, one.view.run):
+            raise AspError(f"{place}: {pattern.name} does not fit '{name}': {reason}; exclude that layer in the rule")
+    return dict.fromkeys(chosen, pattern)
+
+
+def steps(section: Steps, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
+    """The patterns given for the steps; the last one must be the rules' own, and its step must come."""
+    at = {int(step): parse(text) for step, text in section.at.items()}
+    last = max(at)
+    if total is not None and last > total:
+        raise AspError(f"prune.schedule.at: step {last} never comes: the retraining has {total} optimizer steps")
+    for name, one in chosen.items():
+        if one.pattern != at[last]:
+            raise AspError(
+                f"prune.schedule.at: it ends with {at[last].name}, but the rule of '{name}' wants {one.pattern.name}"
+            )
+    patterns = {step: _for_all(chosen, pattern, f"prune.schedule.at.{step}") for step, pattern in at.items()}
+    return lambda step: patterns.get(step)
+
+
+def own(section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
+    """What the user's function says, for all parameters alike."""
+    module, _, name = section.call.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)(total, **section.options)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise AspError(f"prune.schedule.call: '{section.call}': {error}") from error
+    if not callable(made):
+        raise AspError(
+            f"prune.schedule.call: '{section.call}': expected a function of the step back, got {type(made).__name__}"
+        )
+
+    def plan(step: int) -> Mapping[str, Pattern | None] | None:
+        pattern = made(step)
+        if pattern is None:
+            return None
+        return _for_all(chosen, parse(pattern) if isinstance(pattern, str) else pattern, f"{section.call}({step})")
+
+    return plan
