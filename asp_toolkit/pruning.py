@@ -57,7 +57,12 @@ class Choice:
     skipped: dict[str, str] = field(default_factory=dict)
 
 
-def _resolve_pattern(pattern: str | Pattern) -> Pattern:
+def resolve_pattern(pattern: str | Pattern) -> Pattern:
+    """A pattern by its spelling, or the object itself.
+
+    Raises:
+        AspError: there is none of that name.
+    """
     if isinstance(pattern, str) or not hasattr(pattern, "why_not"):
         return parse(pattern)  # which says what is wrong with a number, say: an unquoted 2:4 of YAML 1.1
     return pattern
@@ -115,7 +120,7 @@ def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
         AspError: a glob matches nothing, two rules match one layer, or a pattern or score is unknown.
     """
     model = bare(model)
-    resolved = [(rule, _resolve_pattern(rule.pattern), resolve_score(rule.score)) for rule in rules]
+    resolved = [(rule, resolve_pattern(rule.pattern), resolve_score(rule.score)) for rule in rules]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, list[str]] = {}  # several where tensors are tied
     for name, parameter in parameters.items():

@@ -29,8 +29,9 @@ from asp_toolkit.loaders import train_loader
 from asp_toolkit.loop import Fitted, Run, accelerator_for, evaluate, feed_of, fit, placed, steps_of
 from asp_toolkit.masks import MaskSet
 from asp_toolkit.optimizers import optimizer_arguments
+from asp_toolkit.patterns import Pattern
 from asp_toolkit.progress import Progress, figures
-from asp_toolkit.pruning import Rule, choose, prune, resolve_score
+from asp_toolkit.pruning import Rule, choose, prune, resolve_pattern, resolve_score
 from asp_toolkit.recipe.schema import Recipe, Training
 from asp_toolkit.report import build, environment, write
 from asp_toolkit.run_folder import claimed, finished
@@ -107,7 +108,7 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
 
     schedule = partial(keeper_for, recipe.prune.schedule, model, rules, masks, unpruned)
     phases["retrained"], masks = _phase("retrained", model, task, recipe.retraining(), run, masks, schedule)
-    _raise_if_wrong(verify(model, masks).problems)
+    _raise_if_wrong(verify(model, masks, _patterns(rules)).problems)
 
     if recipe.retrain.control:
         other = _built(task, recipe.seed)
@@ -143,11 +144,12 @@ def _export(
     masks.save(folder / "masks.safetensors")
     about = recipe.model_dump(mode="json")
     batch = task.collate([task.test[i] for i in range(min(len(task.test), recipe.train.batch_size))])
-    made = []
+    made, patterns = [], _patterns(_rules(recipe))
     for format in recipe.export.formats:
-        target = export(model, masks, folder / "exports" / format, format, recipe=about, save_with=task.save_with)
+        target = folder / "exports" / format
+        export(model, masks, target, format, recipe=about, save_with=task.save_with, patterns=patterns)
         same_outputs(model, LOADERS[format](target, _built(task, recipe.seed)), batch, task.forward)
-        _raise_if_wrong(verify(target).problems)
+        _raise_if_wrong(verify(target, patterns=patterns).problems)
         made.append({"format": format, "folder": str(target.relative_to(folder)), "verified": True})
         run.progress.say(f"export {format}: {target}, reloaded, same outputs bit for bit")
     return made
@@ -251,6 +253,11 @@ def _stats(model: nn.Module, rules: Sequence[Rule], task: Task, recipe: Recipe, 
 
 def _rules(recipe: Recipe) -> list[Rule]:
     return [Rule(rule.include, rule.exclude, rule.pattern, rule.score) for rule in recipe.prune.rules]
+
+
+def _patterns(rules: Sequence[Rule]) -> dict[str, Pattern]:
+    """Name -> pattern: what exports and verify could not know of a pattern that is not built in."""
+    return {pattern.name: pattern for pattern in (resolve_pattern(rule.pattern) for rule in rules)}
 
 
 def _check_at_the_door(recipe: Recipe, task: Task, model: nn.Module, rules: Sequence[Rule], run: Run) -> None:

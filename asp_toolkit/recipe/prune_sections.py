@@ -11,13 +11,10 @@ from asp_toolkit.errors import AspError, closest
 from asp_toolkit.recipe.section import Section
 
 
-_OWN = r"^\s*[A-Za-z_][\w.]*:[A-Za-z_]"
-
-
 def _pattern(text: str) -> str:
     from asp_toolkit.patterns import parse  # here, so that explaining a recipe does not wait for torch
 
-    if re.match(_OWN, text):
+    if ":" in text and not re.match(r"\s*\d", text):
         return text  # package.module:name is imported when the recipe runs, not when it is read
     try:
         parse(text)

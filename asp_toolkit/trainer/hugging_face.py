@@ -72,7 +72,8 @@ def _steps(trainer: Any) -> int | None:
         batches = len(trainer.get_train_dataloader())
     except TypeError:
         return None
-    return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))
+    epochs: float = args.num_train_epochs
+    return math.ceil(epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))
 
 
 def _refuse(trainer: Any, trained: bool) -> None:

@@ -64,8 +64,8 @@ def settings(
         given["train"] = {"optimizer": {"lr": 0.1}, **given.get("train", {}), **about_train}
     given |= {key: training[key] for key in _WHOLE_RUN if key in training}
     if prune_schedule is not None:
-        section = {"name": prune_schedule} if isinstance(prune_schedule, str) else prune_schedule
-        given["prune"] = {**given.get("prune", {}), "schedule": section}
+        named = {"name": prune_schedule} if isinstance(prune_schedule, str) else prune_schedule
+        given["prune"] = {**given.get("prune", {}), "schedule": named}
     said = from_mapping({**given, "task": _PLACEHOLDER}, name="prune_trainer")
     for part, section in (("train", said.train), ("retrain", said.retraining())):
         if ours and section.label_smoothing:

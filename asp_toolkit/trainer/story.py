@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from asp_toolkit.errors import AspError
 from asp_toolkit.exporters import export
 from asp_toolkit.masks import MaskSet
+from asp_toolkit.patterns import Pattern
 from asp_toolkit.progress import Progress, figures
-from asp_toolkit.pruning import Rule, prune, resolve_score
+from asp_toolkit.pruning import Rule, prune, resolve_pattern, resolve_score
 from asp_toolkit.recipe.schema import PruneSection
 from asp_toolkit.schedules import Keeper, check_schedule, dense_weights, keeper_for
 from asp_toolkit.scores import Stats, needs_of
@@ -62,6 +63,7 @@ class PruneResult:
     masks: MaskSet
     metrics: Mapping[str, Mapping[str, float]]
     _save_with: Callable[[Path, nn.Module], None] | None = field(default=None, compare=False)
+    _patterns: Mapping[str, Pattern] = field(default_factory=dict, compare=False)
 
     @property
     def skipped(self) -> Mapping[str, str]:
@@ -70,7 +72,7 @@ class PruneResult:
 
     def export(self, folder: str | Path, format: str = "dense") -> Path:
         """Write the model as a checkpoint: "dense" loads everywhere, "packed" is the small one."""
-        return export(self.model, self.masks, Path(folder), format, save_with=self._save_with)
+        return export(self.model, self.masks, Path(folder), format, save_with=self._save_with, patterns=self._patterns)
 
     def __str__(self) -> str:
         masks = self.masks.masks
@@ -118,7 +120,8 @@ def tell(phases: Phases, rules: Sequence[Rule], pruning: PruneSection, trained: 
     if wrong := masks.violations(model):
         said = "; ".join(f"{name}: {why}" for name, why in wrong.items())
         raise AspError(f"prune_trainer: masks do not hold after retraining: {said}")
-    return PruneResult(model, masks, metrics, phases.save_with)
+    own = {pattern.name: pattern for pattern in (resolve_pattern(rule.pattern) for rule in rules)}
+    return PruneResult(model, masks, metrics, phases.save_with, own)
 
 
 def numbers_of(found: Any) -> dict[str, float]:

@@ -109,7 +109,7 @@ def multiplied(module: nn.Module, own: str) -> Tensor:
 def why_not_masked(module: nn.Module, own: str, mask: Tensor) -> str | None:
     """Why a mask (bool, of the parameter's shape) cannot be put on parameter `own`, or None.
 
-    A row that is dropped altogether has norm 0, and weight_norm makes NaN of it.
+    A row that is dropped altogether has norm 0 (a column, where each column has its norm): weight_norm makes NaN of it.
     """
     if not is_computed_from(module, own):
         return None
@@ -117,7 +117,7 @@ def why_not_masked(module: nn.Module, own: str, mask: Tensor) -> str | None:
     weight = _computed_weight(module, own, parameter.masked_fill(~_whole(mask).to(parameter.device), 0))
     if torch.isfinite(weight).all():
         return None
-    return "the weight that is computed from it would not be finite: the mask drops whole rows of a normed weight"
+    return "the weight that is computed from it would not be finite: the mask drops a whole slice of a normed weight"
 
 
 @torch.no_grad()

@@ -189,6 +189,7 @@ def test_patterns_of_a_recipe_inside_an_export_are_not_imported(
 ) -> None:
     (tmp_path / "cli_trap.py").write_text("print('executed')\n")
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("cli_trap", None)
     shutil.copytree(run_folder / "exports" / "packed", tmp_path / "export")
     path = tmp_path / "export" / "asp_manifest.json"
     value = json.loads(path.read_text())
