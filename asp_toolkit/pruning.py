@@ -14,7 +14,7 @@ from asp_toolkit.errors import AspError, closest
 from asp_toolkit.masks import MaskSet, bare, whole
 from asp_toolkit.patterns import Pattern, masks_of, parse
 from asp_toolkit.scores import SCORES, Score, Stats, needs_of
-from asp_toolkit.views import View, labels, multiplied, views
+from asp_toolkit.views import View, labels, multiplied, views, why_not_masked
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,9 @@ def choose_masks(chosen: Mapping[str, Chosen], scores: Callable[[str], Tensor]) 
     """The mask of every chosen parameter, in the parameter's shape; `scores` gives its (rows, cols) scores by name.
 
     A pattern that chooses among several matrices (unstructured global) gets all those of its rule at once.
+
+    Raises:
+        AspError: a mask would break what a parametrization computes (a row of zeros under weight_norm).
     """
     together: dict[int, list[str]] = {}
     masks: dict[str, Tensor] = {}
@@ -198,6 +201,8 @@ def choose_masks(chosen: Mapping[str, Chosen], scores: Callable[[str], Tensor]) 
         found = masks_of(chosen[names[0]].pattern, [scores(name) for name in names])
         for name, mask in zip(names, found, strict=True):
             masks[name] = chosen[name].view.unmatrix(mask).contiguous()
+            if reason := why_not_masked(chosen[name].module, chosen[name].own, masks[name]):
+                raise AspError(f"'{name}' cannot be pruned to {chosen[name].pattern.name}: {reason}")
     return masks
 
 

@@ -108,14 +108,22 @@ def fit(
         if run.accelerator.is_main_process:
             run.log.append(row)
 
+    counted: list[tuple[MaskSet, float]] = []
+
+    def density() -> dict[str, float]:
+        """The kept share, counted anew where masks have changed."""
+        if keeper is None:
+            return {}
+        if not counted or counted[0][0] is not keeper.masks:
+            counted[:] = [(keeper.masks, round(keeper.masks.share(), 6))]
+        return {"density": counted[0][1]}
+
     def judge() -> dict[str, float]:
         judged = average.module if average is not None else model
-        density = {}
         if keeper is not None:
             keeper.masks.apply_(judged)
-            density = {"density": round(keeper.masks.share(), 6)}
         found = evaluate(judged, task, run, feed.test())
-        report({"seconds": round(time.monotonic() - started, 3), **density, **found})
+        report({"seconds": round(time.monotonic() - started, 3), **density(), **found})
         return found
 
     def state() -> State:
@@ -178,7 +186,7 @@ def fit(
                             f"{phase}: the loss is {mean} at step {step}; try a lower lr, warm-up or clip_norm"
                         )
                     shown = {"loss": mean}
-                    report({"lr": optimizer.param_groups[0]["lr"], "train_loss": mean})
+                    report({"lr": optimizer.param_groups[0]["lr"], "train_loss": mean, **density()})
                 bar.advance(shown)
                 if step == total or due(section.evaluate_every) or step == section.evaluate_first:
                     metrics = judge()

@@ -88,7 +88,10 @@ def metric_plot(report: Report) -> str:
 
 
 def curves_plot(report: Report) -> str:
-    """Training loss, test loss and the metric over epochs, phases on one axis since retraining repeats the training."""
+    """Training loss, test loss and the metric over epochs, phases on one axis since retraining repeats the training.
+
+    Where masks came about on the way, the density too.
+    """
     key, scale = report["metric"], 100 if wording.is_share(report) else 1
     history = report["history"]
     phases = [name for name in PHASES if any(row["phase"] == name for row in history)]
@@ -96,7 +99,8 @@ def curves_plot(report: Report) -> str:
         return ""
     with matplotlib.rc_context(_STYLE):
         figure = _figure(3.0, width=9.6)
-        losses, metric = figure.subplots(1, 2)
+        moving = len({row["density"] for row in history if row.get("density") is not None}) > 1
+        losses, metric, *kept = figure.subplots(1, 3 if moving else 2)
         for name in phases:
             rows = [row for row in history if row["phase"] == name]
             _curve(losses, rows, "train_loss", 1, color=_COLOUR[name], lw=1.1, alpha=0.55)
@@ -105,7 +109,12 @@ def curves_plot(report: Report) -> str:
         losses.set_title("Loss: training (thin), test (dots)", loc="left", fontsize=10.5)
         unit = ", %" if scale == 100 else ""
         metric.set_title(f"{_plain(wording.metric_name(report), 40)} on the test data{unit}", loc="left", fontsize=10.5)
-        for axes in (losses, metric):
+        for axes in kept:
+            rows = [row for row in history if row.get("density") is not None]
+            _curve(axes, rows, "density", 100, color=_COLOUR["retrained"], lw=1.8)
+            axes.set_title("Kept of the pruned matrices, %", loc="left", fontsize=10.5)
+            axes.set_ylim(0, 103)
+        for axes in (losses, metric, *kept):
             axes.set_xlabel("Epochs since the phase began")
             axes.locator_params(nbins=6)
         if not metric.lines and not losses.lines:

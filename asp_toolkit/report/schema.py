@@ -58,6 +58,7 @@ class HistoryRow(_WithMetric):
     lr: float | None = Field(default=None, description="learning rate of the step")
     train_loss: float | None = Field(default=None, description="training loss since the line before")
     loss: float | None = Field(default=None, description="mean test loss")
+    density: float | None = Field(default=None, ge=0, le=1, description="kept share of the pruned parameters' entries")
 
 
 class Density(_Part):
