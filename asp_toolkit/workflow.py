@@ -125,7 +125,7 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
         metric=task.metric,
         phases=phases,
         history=run.rows,
-        layers=[_row(row, masks) for row in inspect(model)],
+        layers=[_row(row, masks, _patterns(rules)) for row in inspect(model)],
         exports=exports,
         folder=folder,
         speed=speed,
@@ -155,9 +155,11 @@ def _export(
     return made
 
 
-def _row(row: LayerRow, masks: MaskSet) -> LayerRow:
+def _row(row: LayerRow, masks: MaskSet, patterns: Mapping[str, Pattern]) -> LayerRow:
     """What was pruned, and the reasons of the pruning, in place of what the zeros alone tell."""
-    return dataclasses.replace(row, pattern=masks.patterns.get(row.name), skipped=masks.skipped.get(row.name))
+    pattern = masks.patterns.get(row.name)
+    packed = row.bytes_packed if pattern is not None and hasattr(patterns.get(pattern), "nm") else None
+    return dataclasses.replace(row, pattern=pattern, bytes_packed=packed, skipped=masks.skipped.get(row.name))
 
 
 def _phase(

@@ -18,7 +18,6 @@ Values are drawn cheaply, since counts do not depend on them, and are bfloat16 i
 from __future__ import annotations
 
 import csv
-import gc
 import json
 import re
 import sys
@@ -222,8 +221,7 @@ def main() -> None:
             model = filled(builders[name]())
         rows.append(row(name, model, prune(model)))
         print(*rows[-1].values(), flush=True)
-        del model
-        gc.collect()  # some networks hold themselves in circles
+        del model  # before the next is built: some are large
     if not sys.argv[1:]:
         with RESULTS.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -214,6 +214,12 @@ def matrices(report: Report) -> list[Mapping[str, Any]]:
     return [row for row in report["layers"] if len(row["shape"]) >= 2]
 
 
+def masks_text(report: Report) -> str:
+    """How masks came about in the retraining, after "Retraining repeats the dense training"."""
+    schedule = report["recipe"].get("prune", {}).get("schedule", {}).get("name", "one_shot")
+    return "with the masks held" if schedule == "one_shot" else f"while masks change by the schedule {schedule}"
+
+
 def by_pattern(report: Report) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Pruned layers by pattern, the largest group first."""
     return _groups(pruned_layers(report), "pattern")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gc
 import json
 from importlib.metadata import version
 
@@ -70,8 +69,6 @@ def test_every_matrix_that_fits_is_pruned(name: str) -> None:
     assert found["eligible"] == found["pruned"] == str(len(expected))
     if TABLE.get(name, {}).get("library") == found["library"]:
         assert found == TABLE[name], "run python benchmarks/coverage.py"
-    del model, masks, expected, parameters
-    gc.collect()  # some networks hold themselves in circles
 
 
 def counted(model: nn.Module) -> list[int]:

@@ -72,6 +72,21 @@ def test_plots_use_the_pages_colours_and_have_a_size() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_a_schedule_is_drawn_where_the_density_moved_and_only_there() -> None:
+    given = facts()
+    for row in given["history"][41:]:
+        row["density"] = 0.5
+    still = render(reports.build(**given))
+    assert "Kept of the pruned matrices" not in still
+    assert "the dense training with the masks held" in Page(still).words
+    for row in given["history"][41:60]:
+        row["density"] = 0.75
+    given["recipe"]["prune"]["schedule"] = {"name": "gradual"}
+    moved = render(reports.build(**given))
+    assert "Kept of the pruned matrices" in moved
+    assert "while masks change by the schedule gradual" in Page(moved).words
+
+
 def test_two_pages_of_one_report_are_the_same() -> None:
     built = reports.build(**facts())
     assert render(built) == render(built)

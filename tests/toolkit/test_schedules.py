@@ -141,7 +141,7 @@ def test_the_log_tells_the_density() -> None:
         masks=lambda total, stay: keeper_for(of, model, rules, masks, dense, total, stay),
         feed=feed(batches()),
     )
-    assert [row["density"] for row in work.rows if "density" in row] == [0.75, 0.5]
+    assert [row["density"] for row in work.rows if "loss" in row] == [0.75, 0.5]
 
 
 def sr_ste(
