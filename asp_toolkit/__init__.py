@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asp_toolkit.calibration import calibrate
     from asp_toolkit.errors import AspError
     from asp_toolkit.exporters import export, load_dense, load_packed
     from asp_toolkit.inspection import inspect
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AspError",
     "MaskSet",
+    "calibrate",
     "export",
     "inspect",
     "load_dense",
@@ -36,6 +38,7 @@ __all__ = [
 _HOMES = {
     "AspError": "asp_toolkit.errors",
     "MaskSet": "asp_toolkit.masks",
+    "calibrate": "asp_toolkit.calibration",
     "export": "asp_toolkit.exporters",
     "inspect": "asp_toolkit.inspection",
     "load_dense": "asp_toolkit.exporters",
