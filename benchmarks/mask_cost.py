@@ -4,6 +4,7 @@
 
 `share_loop` is what recipes and prune_trainer pay with SGD and Adam: `zero_grads_` alone, since those optimizers leave
 an entry at +0.0 whose gradient is always zero. `share_both` is a loop of one's own that calls both.
+`share_straight_through` is the schedule of that name, which chooses every mask anew after every step.
 All are measured inside the same steps, so a busy machine slows them alike; figures are medians over the steps.
 Rows go to benchmarks/results/mask_cost.csv.
 """
@@ -23,7 +24,10 @@ import torchvision
 from torch import Tensor, nn
 
 from asp_toolkit import MaskSet, prune
+from asp_toolkit.pruning import Rule
+from asp_toolkit.recipe.schema import StraightThrough
 from asp_toolkit.report import environment
+from asp_toolkit.schedules import dense_weights, keeper_for
 from asp_toolkit.tasks.models import small_cnn
 
 RESULTS = Path(__file__).parent / "results" / "mask_cost.csv"
@@ -73,6 +77,32 @@ def step(
     return spans[0] + spans[2] + spans[4], spans[1], spans[3]
 
 
+def straight_through_share(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    """Time in the keeper over the time of the rest, median over the steps."""
+    rules = [Rule()]
+    dense = dense_weights(model, rules)
+    keeper = keeper_for(StraightThrough(name="straight_through"), model, rules, prune(model, rules=rules), dense, None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    shares = []
+    for number in range(ROUNDS + 2):
+        marks = [time.perf_counter()]
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(inputs).float(), targets)
+        loss.backward()
+        marks.append(time.perf_counter())
+        keeper.before_step(model, optimizer, number)
+        marks.append(time.perf_counter())
+        optimizer.step()
+        marks.append(time.perf_counter())
+        keeper.after_step(model, optimizer, number)
+        marks.append(time.perf_counter())
+        optimizer.zero_grad()
+        marks.append(time.perf_counter())
+        spans = [after - before for before, after in itertools.pairwise(marks)]
+        shares.append((spans[1] + spans[3]) / (spans[0] + spans[2] + spans[4]))
+    return statistics.median(shares[2:])
+
+
 def main() -> None:
     rows = []
     for name, (build, shape) in CASES.items():
@@ -99,6 +129,7 @@ def main() -> None:
                 "apply_ms": round(1000 * statistics.median(apply for _, _, apply in spans), 3),
                 "share_loop": round(statistics.median(grads / rest for rest, grads, _ in spans), 4),
                 "share_both": round(statistics.median((grads + apply) / rest for rest, grads, apply in spans), 4),
+                "share_straight_through": round(straight_through_share(model, inputs, targets), 4),
                 "steps": ROUNDS,
                 "threads": torch.get_num_threads(),
                 "cpu": machine["cpu"],

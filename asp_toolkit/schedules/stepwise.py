@@ -41,7 +41,10 @@ Plan = Callable[[int], Mapping[str, Pattern | None] | None]
 
 
 class Stepwise:
-    """Another pattern from given steps on. Dropped entries stay dropped: each mask is inside the one before it."""
+    """Another pattern from given steps on. Dropped entries come last, so that each mask lies inside the one before it.
+
+    Where a pattern ties entries together (transposable, V:N:M), a few dropped ones may have to come back, at zero.
+    """
 
     def __init__(
         self,
