@@ -63,7 +63,9 @@ class PruneRule(Section):
 class OneShot(Section):
     """Prune once, then hold the masks: the paper's rule (arXiv 2104.08378)."""
 
-    name: Literal["one_shot"] = Field(default="one_shot", description="prune once, then hold the masks")
+    name: Literal["one_shot"] = Field(
+        default="one_shot", description="one_shot prunes once and holds the masks; the others change them on the way"
+    )
 
 
 class Gradual(Section):
