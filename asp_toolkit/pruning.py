@@ -14,7 +14,7 @@ from asp_toolkit.errors import AspError, closest
 from asp_toolkit.masks import MaskSet, bare, whole
 from asp_toolkit.patterns import Pattern, masks_of, parse
 from asp_toolkit.scores import SCORES, Score, Stats, needs_of
-from asp_toolkit.views import View, labels, multiplied, views, why_not_masked
+from asp_toolkit.views import View, labels, multiplied, own_names, views, why_not_masked
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,10 @@ def choose(model: nn.Module, rules: Sequence[Rule]) -> Choice:
         if not matching:
             choice.skipped[name] = "excluded by a rule" if including else "matched by no rule"
             continue
-        _, pattern, score = resolved[matching[0]]
-        reason = found.reason or _why_not_dtype(parameters[name].dtype)
+        rule, pattern, score = resolved[matching[0]]
+        reason = _why_not_dtype(parameters[name].dtype)
+        if found.reason and not own_names(model, names[id(parameters[name])]) & set(rule.include):
+            reason = found.reason
         unfit = pattern.why_not(found.rows, found.cols, found.run)
         if reason or unfit:
             choice.skipped[name] = reason or f"{pattern.name} does not fit: {unfit}"

@@ -73,7 +73,8 @@ def _steps(trainer: Any) -> int | None:
     except TypeError:
         return None
     epochs: float = args.num_train_epochs
-    return math.ceil(epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))
+    accumulate: int = args.gradient_accumulation_steps
+    return math.ceil(epochs * max(1, math.ceil(batches / accumulate)))
 
 
 def _refuse(trainer: Any, trained: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from asp_toolkit.views.parametrized import Place, multiplied, place_of, why_not_masked
 from asp_toolkit.views.registry import LAYER_VIEWS
 from asp_toolkit.views.view import Axes, LayerView, View
-from asp_toolkit.views.walk import labels, view_of, views
+from asp_toolkit.views.walk import labels, own_names, view_of, views
 
 __all__ = [
     "LAYER_VIEWS",
@@ -19,6 +19,7 @@ __all__ = [
     "View",
     "labels",
     "multiplied",
+    "own_names",
     "place_of",
     "view_of",
     "views",

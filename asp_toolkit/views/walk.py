@@ -130,16 +130,22 @@ def _tied(names: list[str], found: list[View | str]) -> View | str:
     return replace(first, name=names[0], reason=reason)
 
 
-def labels(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Everything a rule may call the parameter by that stands under `names`.
+def own_names(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """What a rule may call, alone, the parameter that stands under `names`: its names and those of its layers.
 
-    Its names, the name of its layer, and that layer's type and bases. A weight that is computed from it counts too:
-    "fc.parametrizations.weight.original" is "fc", "fc.weight" and "Linear".
+    A weight that is computed from it counts too: "fc.parametrizations.weight.original" is "fc" and "fc.weight".
     """
     found: set[str] = set()
     for name in names:
         place = place_of(model, name)
-        kinds = [kind for kind in layer_kind(place.layer).__mro__ if issubclass(kind, nn.Module)]
-        weight = f"{place.prefix}.{place.weight}" if place.prefix else place.weight
-        found |= {name, place.prefix, weight, *(kind.__name__ for kind in kinds if kind is not nn.Module)}
+        found |= {name, place.prefix, f"{place.prefix}.{place.weight}" if place.prefix else place.weight}
     return found - {""}
+
+
+def labels(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Everything a rule may call the parameter by that stands under `names`: `own_names`, layer types, their bases."""
+    found = own_names(model, names)
+    for name in names:
+        kinds = layer_kind(place_of(model, name).layer).__mro__
+        found |= {kind.__name__ for kind in kinds if issubclass(kind, nn.Module) and kind is not nn.Module}
+    return found

@@ -70,9 +70,7 @@ def test_two_rules_for_one_layer_are_an_error() -> None:
         ("*", "Conv2d", ["fc", "head"]),
     ],
 )
-def test_include_and_exclude(
-    include: Sequence[str] | None, exclude: Sequence[str] | None, chosen: list[str]
-) -> None:
+def test_include_and_exclude(include: Sequence[str] | None, exclude: Sequence[str] | None, chosen: list[str]) -> None:
     masks = prune(network(), include=include, exclude=exclude)
     assert list(masks.masks) == [f"{name}.weight" for name in chosen]
     assert all(masks.skipped[f"{name}.bias"].startswith("vector") for name in chosen)
@@ -189,3 +187,36 @@ def test_scores_are_found_by_name_or_import() -> None:
             resolve_score(text)
     with pytest.raises(AspError, match="expected a function, got dict"):
         resolve_score("asp_toolkit.scores:SCORES")
+
+
+class Table(nn.Module):
+    """An embedding that is the output layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.head.weight = self.table.weight
+
+
+@pytest.mark.parametrize("name", ["head", "head.weight", "table", "table.weight"])
+def test_a_rule_that_names_a_tied_weight_prunes_it(name: str) -> None:
+    model = Table()
+    masks = prune(model, include=[name])
+    assert set(masks.masks) == {"table.weight"}
+    assert model.head.weight is model.table.weight
+    assert NM(2, 4).holds(model.head.weight != 0)
+
+
+@pytest.mark.parametrize("glob", ["*", "Linear", "hea[d]", "*.weight"])
+def test_a_rule_that_only_matches_it_leaves_a_tied_weight_dense(glob: str) -> None:
+    masks = prune(Table(), include=[glob, "body"])
+    assert set(masks.masks) == {"body.weight"}
+    assert masks.skipped["table.weight"].startswith("tied with head.weight")
+
+
+def test_a_depthwise_convolution_is_pruned_where_it_is_named_and_the_pattern_fits() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1))
+    assert set(prune(model, "unstructured 0.5").masks) == {"1.weight"}
+    assert set(prune(model, "unstructured 0.5", include=["0"]).masks) == {"0.weight"}
+    with pytest.raises(AspError, match="2:4 does not fit: contraction length 1"):
+        prune(model, include=["0"])
