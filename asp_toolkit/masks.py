@@ -178,13 +178,17 @@ class MaskSet:
             for handle in handles:
                 hooks.callback(handle.remove)
             yield placed
+        self.warn_of_changes(model, stacklevel=4)
+        self.apply_(model)
+
+    def warn_of_changes(self, model: nn.Module, stacklevel: int) -> None:
+        """Warn where weights were changed behind the back of whoever holds the masks."""
         if moved := self.violations(model):
             warnings.warn(
                 f"{', '.join(list(moved)[:3])}: changed outside any optimizer step, so the masks did not hold all the "
                 "time; they do now, but what was measured in between was not this sparse model",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
-        self.apply_(model)
 
     @torch.no_grad()
     def violations(self, model: nn.Module) -> dict[str, str]:

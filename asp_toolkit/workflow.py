@@ -36,7 +36,7 @@ from asp_toolkit.recipe.schema import Recipe, Training
 from asp_toolkit.report import build, environment, write
 from asp_toolkit.run_folder import claimed, finished
 from asp_toolkit.runlog import RunLog
-from asp_toolkit.schedules import Keeper, check_schedule, dense_weights, keeper_for
+from asp_toolkit.schedules import Keeper, check_reached, check_schedule, dense_weights, keeper_for
 from asp_toolkit.schedules.keeper import masks_state
 from asp_toolkit.scores import Stats, needs_of
 from asp_toolkit.tasks import build_task
@@ -107,7 +107,9 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
     phases["pruned"] = _judged("pruned", model, task, recipe, run)
 
     schedule = partial(keeper_for, recipe.prune.schedule, model, rules, masks, unpruned)
-    phases["retrained"], masks = _phase("retrained", model, task, recipe.retraining(), run, masks, schedule)
+    phases["retrained"], held = _phase("retrained", model, task, recipe.retraining(), run, masks, schedule)
+    check_reached(held, masks)
+    masks = held
     _raise_if_wrong(verify(model, masks, _patterns(rules)).problems)
 
     if recipe.retrain.control:

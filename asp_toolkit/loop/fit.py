@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -121,6 +122,8 @@ def fit(
     def judge() -> dict[str, float]:
         judged = average.module if average is not None else model
         if keeper is not None:
+            if average is not None:
+                judged = copy.deepcopy(judged)  # the average itself goes on with what masks drop now
             keeper.masks.apply_(judged)
         found = evaluate(judged, task, run, feed.test())
         report({"seconds": round(time.monotonic() - started, 3), **density(), **found})

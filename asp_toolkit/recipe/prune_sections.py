@@ -74,7 +74,9 @@ class Gradual(Section):
     name: Literal["gradual"] = Field(description="from dense to the pattern while retraining, fast first, then slower")
     begin: float = Field(default=0.0, ge=0, lt=1, description="share of the retraining after which pruning begins")
     end: float = Field(default=0.6, gt=0, le=1, description="share of the retraining after which it is reached")
-    every: int = Field(default=100, gt=0, description="optimizer steps between two prunings")
+    every: int | None = Field(
+        default=None, gt=0, description="optimizer steps between two prunings; left out: a tenth of the way"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Gradual:
@@ -87,7 +89,7 @@ class Steps(Section):
     """Other patterns on the way, each from a given step of the retraining on."""
 
     name: Literal["steps"] = Field(description="other patterns on the way, each from a given step on")
-    at: dict[Annotated[str, Field(pattern=r"^\d{1,12}$")], str] = Field(
+    at: dict[str, str] = Field(
         min_length=1,
         description="optimizer step -> pattern from there on, e.g. {0: 3:4, 1000: 2:4}; the last is the rules' own",
     )
@@ -95,7 +97,9 @@ class Steps(Section):
     @field_validator("at")
     @classmethod
     def _patterns_exist(cls, at: dict[str, str]) -> dict[str, str]:
-        for text in at.values():
+        for step, text in at.items():
+            if not re.fullmatch(r"[0-9]{1,12}", step):
+                raise ValueError(f"expected a number of optimizer steps before each pattern, got {step!r}: {text}")
             _pattern(text)
         return dict(sorted(at.items(), key=lambda item: int(item[0])))
 
@@ -116,7 +120,9 @@ class RigL(Section):
     """RigL (arXiv 1911.11134): now and then the weakest kept weights give way to those with the steepest gradients."""
 
     name: Literal["rigl"] = Field(description="weak weights give way to dropped ones with steep gradients")
-    every: int = Field(default=100, gt=0, description="optimizer steps between two exchanges")
+    every: int | None = Field(
+        default=None, gt=0, description="optimizer steps between two exchanges; left out: 100, or a tenth of the way"
+    )
     fraction: float = Field(
         default=0.3, gt=0, le=1, description="share of kept weights exchanged at first; falls to 0 by a cosine"
     )
@@ -159,3 +165,10 @@ class PruneSection(Section):
     calibration: Calibration = Field(
         default_factory=Calibration, description="for scores that need gradients or activations; else unused"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schedule_by_its_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("schedule"), str):
+            return {**data, "schedule": {"name": data["schedule"]}}
+        return data

@@ -8,13 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asp_toolkit.errors import AspError
 from asp_toolkit.masks import MaskSet, bare
 from asp_toolkit.pruning import Rule, choose
 from asp_toolkit.schedules import rigl, stepwise, straight_through
 from asp_toolkit.schedules.keeper import Fixed, Keeper, Prepare, held
 from asp_toolkit.schedules.stepwise import Schedule, cubic
 
-__all__ = ["SCHEDULES", "Fixed", "Keeper", "Schedule", "check_schedule", "cubic", "dense_weights", "held", "keeper_for"]
+__all__ = [
+    "SCHEDULES",
+    "Fixed",
+    "Keeper",
+    "Schedule",
+    "check_reached",
+    "check_schedule",
+    "cubic",
+    "dense_weights",
+    "held",
+    "keeper_for",
+]
 
 
 SCHEDULES: dict[str, Prepare] = {
@@ -35,6 +47,22 @@ def check_schedule(section: Any, model: nn.Module, rules: Sequence[Rule], total:
         AspError: as `keeper_for`.
     """
     SCHEDULES[section.name](section, choose(model, rules).chosen, total)
+
+
+def check_reached(masks: MaskSet, first: MaskSet) -> None:
+    """Refuse a schedule that did not come to its end.
+
+    masks: at the end of the retraining; first: those that `prune` made, of the rules' patterns
+
+    Raises:
+        AspError: a parameter holds another pattern than its rule's.
+    """
+    for name, pattern in first.patterns.items():
+        if (held := masks.patterns.get(name)) != pattern:
+            raise AspError(
+                f"the retraining ended before its schedule: '{name}' is {held}, its rule wants {pattern}; the weights "
+                "are as they were trained: train for as many steps as were foreseen, or prune what is there now"
+            )
 
 
 def dense_weights(model: nn.Module, rules: Sequence[Rule]) -> dict[str, Tensor]:

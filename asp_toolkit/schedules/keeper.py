@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from asp_toolkit.errors import AspError
-from asp_toolkit.masks import MaskSet, bare, zero_dropped_
+from asp_toolkit.masks import MaskSet, bare, whole, zero_dropped_
 from asp_toolkit.pruning import Chosen
 from asp_toolkit.scores import needs_of
 
@@ -115,6 +115,12 @@ def masks_from_state(state: State, masks: MaskSet, model: nn.Module) -> MaskSet:
     return MaskSet(state["masks"], masks.skipped, state["patterns"]).placed_like(model)
 
 
+def finite_gradients(chosen: Mapping[str, Chosen]) -> bool:
+    """Whether the optimizer will step: a gradient scaler leaves a step out whose gradients have overflowed."""
+    gradients = [one.parameter.grad for one in chosen.values() if one.parameter.grad is not None]
+    return all(bool(whole(torch.isfinite(gradient).all())) for gradient in gradients)
+
+
 @torch.no_grad()
 def clear_moments_(optimizer: Optimizer, parameter: nn.Parameter, mask: Tensor) -> None:
     """Set what the optimizer remembers of dropped entries (momentum, second moments) to 0.
@@ -134,7 +140,7 @@ def held(keeper: Keeper, model: nn.Module) -> Iterator[None]:
     before steps for which the keeper wants them. One optimizer must train all the masked parameters.
 
     Raises:
-        AspError: a second optimizer trains masked parameters.
+        AspError: a second optimizer trains masked parameters, or one steps with a closure.
     """
     if isinstance(keeper, Fixed):
         with keeper.masks.held(model):
@@ -163,8 +169,13 @@ def held(keeper: Keeper, model: nn.Module) -> Iterator[None]:
 
         return hook
 
-    def before(optimizer: Optimizer, *_: Any) -> None:
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if ours(optimizer):
+            if any(callable(given) for given in (*args[1:], *kwargs.values())):
+                raise AspError(
+                    f"a schedule cannot follow {type(optimizer).__name__}.step(closure), which computes gradients "
+                    "inside the step; use step() after backward(), or the one_shot schedule"
+                )
             keeper.before_step(model, optimizer, step)
 
     def after(optimizer: Optimizer, *_: Any) -> None:
@@ -180,5 +191,8 @@ def held(keeper: Keeper, model: nn.Module) -> Iterator[None]:
                 hooks.callback(handle.remove)
         hooks.callback(register_optimizer_step_pre_hook(before).remove)
         hooks.callback(register_optimizer_step_post_hook(after).remove)
-        yield
-    keeper.masks.apply_(model)
+        try:
+            yield
+            keeper.masks.warn_of_changes(model, stacklevel=4)
+        finally:
+            keeper.masks.apply_(model)

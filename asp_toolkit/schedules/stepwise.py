@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -19,6 +20,7 @@ from asp_toolkit.schedules.keeper import (
     Keeper,
     State,
     clear_moments_,
+    finite_gradients,
     known,
     masks_from_state,
     masks_state,
@@ -57,14 +59,16 @@ class Stepwise:
         self.chosen, self.plan, self.zeros_stay = chosen, plan, False
         self.skipped = masks.skipped
         everything = {name: torch.ones_like(mask) for name, mask in masks.masks.items()}
-        self.masks = MaskSet(everything, masks.skipped, masks.patterns).placed_like(model)
+        self.masks = MaskSet(everything, masks.skipped, dict.fromkeys(everything, "dense")).placed_like(model)
         self.gradients = GradientStats(chosen) if any(needs_of(one.score) for one in chosen.values()) else None
-        if (first := plan(0)) is not None:
+        if first := plan(0):
             self._change(model, first)
             self.masks.apply_(model)
 
     @torch.no_grad()
     def _change(self, model: nn.Module, patterns: Mapping[str, Pattern | None]) -> None:
+        if not any(patterns.values()):
+            return  # still dense
         stats = self.gradients.stats() if self.gradients is not None else None
         now = {}
         for name, pattern in patterns.items():
@@ -89,7 +93,7 @@ class Stepwise:
         return False
 
     def before_step(self, model: nn.Module, optimizer: Optimizer, step: int) -> None:
-        if self.gradients is not None:
+        if self.gradients is not None and finite_gradients(self.chosen):
             self.gradients.update(model)
         self.masks.zero_grads_(model)
 
@@ -115,6 +119,8 @@ def _prepared(chosen: Mapping[str, Chosen], plan: Plan) -> Callable[[MaskSet, nn
     gradients = False
     for name, one in chosen.items():
         gradients |= bool(needs_of(one.score))
+        if needs_of(one.score) and not one.parameter.requires_grad:
+            raise AspError(f"prune.schedule: '{name}' is scored by its gradients, but is frozen; use magnitude for it")
         if "input_norm" in needs_of(one.score):
             raise AspError(
                 f"prune.schedule: '{name}' is scored by its inputs, which are not seen while training; use magnitude, "
@@ -154,9 +160,17 @@ def gradual(section: Gradual, chosen: Mapping[str, Chosen], total: int) -> Plan:
                 f"prune.schedule: gradual: '{name}' has pattern {one.pattern.name}, with nothing on the way to it; "
                 "use one_shot, steps or straight_through"
             )
-    begin = round(section.begin * total)
-    end = max(begin + 1, round(section.end * total))
-    changes = range(begin, end, section.every)
+    if total < 1:
+        raise AspError("prune.schedule: gradual: the retraining has no optimizer step; use one_shot")
+    end = max(1, round(section.end * total))
+    begin = min(round(section.begin * total), end - 1)
+    every = section.every or max(1, (end - begin) // 10)
+    if every >= end - begin > 1:
+        raise AspError(
+            f"prune.schedule: gradual prunes every {every} steps, but has only steps {begin} to {end}: one jump; "
+            "lower every, or use one_shot"
+        )
+    changes = range(begin, end, every)
 
     def plan(step: int) -> Mapping[str, Pattern | None] | None:
         if step not in changes and step != end:
@@ -174,37 +188,57 @@ def _for_all(chosen: Mapping[str, Chosen], pattern: Pattern, place: str) -> Mapp
     return dict.fromkeys(chosen, pattern)
 
 
-def steps(section: Steps, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
-    """The patterns given for the steps; the last one must be the rules' own, and its step must come."""
-    at = {int(step): parse(text) for step, text in section.at.items()}
-    last = max(at)
-    if total is not None and last > total:
-        raise AspError(f"prune.schedule.at: step {last} never comes: the retraining has {total} optimizer steps")
+def _checked(at: Mapping[int, Pattern], chosen: Mapping[str, Chosen], place: str) -> Plan:
+    """A plan of patterns for all: each fits everywhere, none keeps more than the one before, the last is the rules'."""
+    patterns = {step: _for_all(chosen, pattern, f"{place}: step {step}") for step, pattern in at.items()}
+    for (_, before), (step, after) in itertools.pairwise(sorted(at.items())):
+        for one in chosen.values():
+            if after.density(one.view.rows, one.view.cols) > before.density(one.view.rows, one.view.cols):
+                raise AspError(
+                    f"{place}: step {step}: {after.name} keeps more than {before.name} before it, but what was dropped "
+                    "does not come back; straight_through and rigl let it"
+                )
     for name, one in chosen.items():
-        if one.pattern != at[last]:
-            raise AspError(
-                f"prune.schedule.at: it ends with {at[last].name}, but the rule of '{name}' wants {one.pattern.name}"
-            )
-    patterns = {step: _for_all(chosen, pattern, f"prune.schedule.at.{step}") for step, pattern in at.items()}
+        last = at[max(at)] if at else None
+        if last != one.pattern:
+            said = f"ends with {last.name}" if last else "never prunes"
+            raise AspError(f"{place}: it {said}, but the rule of '{name}' wants {one.pattern.name}")
     return lambda step: patterns.get(step)
 
 
+def steps(section: Steps, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
+    """The patterns given for the steps; the last one must be the rules' own, and its step must come."""
+    at = {int(step): parse(text) for step, text in section.at.items()}
+    if total is not None and max(at) > total:
+        raise AspError(f"prune.schedule.at: step {max(at)} never comes: the retraining has {total} optimizer steps")
+    return _checked(at, chosen, "prune.schedule.at")
+
+
+_FORESEEN = 10_000_000  # optimizer steps that a function of one's own is asked about before the training
+
+
 def own(section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
-    """What the user's function says, for all parameters alike."""
+    """What the user's function says, for all parameters alike; asked about every step before the training begins."""
+    place = f"prune.schedule.call: '{section.call}'"
     module, _, name = section.call.partition(":")
+    total = known(total, "callable")
     try:
         made = getattr(importlib.import_module(module), name)(total, **section.options)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise AspError(f"prune.schedule.call: '{section.call}': {error}") from error
+    except Exception as error:  # somebody else's code: whatever it raises, this is the place
+        raise AspError(f"{place}: {type(error).__name__}: {error}") from error
     if not callable(made):
-        raise AspError(
-            f"prune.schedule.call: '{section.call}': expected a function of the step back, got {type(made).__name__}"
-        )
-
-    def plan(step: int) -> Mapping[str, Pattern | None] | None:
-        pattern = made(step)
-        if pattern is None:
-            return None
-        return _for_all(chosen, parse(pattern) if isinstance(pattern, str) else pattern, f"{section.call}({step})")
-
-    return plan
+        raise AspError(f"{place}: expected a function of the step back, got {type(made).__name__}")
+    at = {}
+    for step in range(total + 1 if total < _FORESEEN else 1):
+        try:
+            said = made(step)
+            pattern = parse(said) if isinstance(said, str) else said
+        except Exception as error:
+            raise AspError(f"{place}: step {step}: {type(error).__name__}: {error}") from error
+        if pattern is not None:
+            if not hasattr(pattern, "why_not"):
+                raise AspError(f"{place}: step {step}: expected a pattern, its text or None, got {pattern!r}")
+            at[step] = pattern
+    if total >= _FORESEEN:  # the number of steps is not known yet
+        return lambda step: None
+    return _checked(at, chosen, place)

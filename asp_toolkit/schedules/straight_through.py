@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from asp_toolkit.errors import AspError
 from asp_toolkit.masks import MaskSet, whole, zero_dropped_
 from asp_toolkit.pruning import Chosen, choose_masks, scores_of
 from asp_toolkit.recipe.schema import StraightThrough as Section
@@ -110,5 +111,10 @@ def prepare(
 ) -> Callable[[MaskSet, nn.Module], Keeper]:
     """As `keeper.Prepare`."""
     refuse_stats(chosen, section.name)
+    if total is not None and section.every > total:
+        raise AspError(
+            f"prune.schedule: straight_through chooses masks every {section.every} steps, but the retraining has "
+            f"{total}, so never; lower every"
+        )
     last = None if section.until == 1 else round(section.until * known(total, section.name))
     return lambda masks, model: StraightThrough(section, chosen, masks, model, last)

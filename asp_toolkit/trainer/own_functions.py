@@ -49,12 +49,12 @@ def function_phases(model: nn.Module, train: TrainFunction, evaluate: Any, loss:
 @contextmanager
 def _steps_counted(model: nn.Module, count: list[int]) -> Iterator[None]:
     """Add to count[0] the steps that an optimizer of `model` takes; of the busiest, where there are several."""
-    steps: dict[int, int] = {}
+    steps: dict[Optimizer, int] = {}
 
     def step(optimizer: Optimizer, *_: Any) -> None:
         mine = {id(parameter) for parameter in model.parameters()}
         if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-            steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+            steps[optimizer] = steps.get(optimizer, 0) + 1
 
     handle = register_optimizer_step_post_hook(step)
     try:

@@ -17,7 +17,7 @@ from asp_toolkit.patterns import Pattern
 from asp_toolkit.progress import Progress, figures
 from asp_toolkit.pruning import Rule, prune, resolve_pattern, resolve_score
 from asp_toolkit.recipe.schema import PruneSection
-from asp_toolkit.schedules import Keeper, check_schedule, dense_weights, keeper_for
+from asp_toolkit.schedules import Keeper, check_reached, check_schedule, dense_weights, keeper_for
 from asp_toolkit.scores import Stats, needs_of
 
 Figures = Mapping[str, Any]
@@ -116,6 +116,7 @@ def tell(phases: Phases, rules: Sequence[Rule], pruning: PruneSection, trained: 
         return keepers[-1]
 
     record("retrained", phases.retrained(schedule))
+    check_reached(keepers[-1].masks, masks)
     masks = keepers[-1].masks
     if wrong := masks.violations(model):
         said = "; ".join(f"{name}: {why}" for name, why in wrong.items())

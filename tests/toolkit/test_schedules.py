@@ -23,7 +23,7 @@ from asp_toolkit.masks import MaskSet
 from asp_toolkit.patterns import NM
 from asp_toolkit.pruning import Rule, prune
 from asp_toolkit.recipe.schema import ScheduleSection
-from asp_toolkit.schedules import Keeper, check_schedule, cubic, dense_weights, held, keeper_for
+from asp_toolkit.schedules import Keeper, check_reached, check_schedule, cubic, dense_weights, held, keeper_for
 from tests.toolkit.made_tasks import batches, feed, network, run, section, task
 
 STEPS = 12  # 2 epochs of 6 batches
@@ -361,6 +361,20 @@ def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [masks.share() for masks in seen] == [0.75] * 5 + [0.5] * 7
     with pytest.raises(AspError, match=r"prune.schedule.call: 'somebodys_schedules:nobody'"):
         check_schedule(said("callable", call="somebodys_schedules:nobody"), network(), [Rule()], STEPS)
+    module.number = lambda total: lambda step: 5  # type: ignore[attr-defined]
+    module.typo = lambda total: lambda step: "2;4" if step == 3 else None  # type: ignore[attr-defined]
+    module.fails = lambda total: lambda step: None if step < 3 else 1 // 0  # type: ignore[attr-defined]
+    module.never = lambda total: lambda step: None  # type: ignore[attr-defined]
+    module.short = lambda total: lambda step: "3:4"  # type: ignore[attr-defined]
+    for name, told in {
+        "number": "step 0: expected a pattern, its text or None, got 5",
+        "typo": "step 3: AspError: unknown pattern '2;4'",
+        "fails": "step 3: ZeroDivisionError",
+        "never": "it never prunes, but the rule of '0.weight' wants 2:4",
+        "short": "it ends with 3:4, but the rule of '0.weight' wants 2:4",
+    }.items():
+        with pytest.raises(AspError, match=f"prune.schedule.call: 'somebodys_schedules:{name}': {told}"):
+            check_schedule(said("callable", call=f"somebodys_schedules:{name}"), network(), [Rule()], STEPS)
     with pytest.raises(AspError, match="unexpected keyword argument 'last'"):
         check_schedule(said("callable", call="somebodys_schedules:own", options={"last": 1}), network(), [Rule()], 9)
 
@@ -373,7 +387,12 @@ def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         (said("straight_through", until=0.5), Rule(), None, "whose number of optimizer steps is not known"),
         (said("steps", at={"0": "3:4", "13": "2:4"}), Rule(), 12, "step 13 never comes: the retraining has 12"),
         (said("steps", at={"0": "3:4"}), Rule(), 12, "it ends with 3:4, but the rule of '0.weight' wants 2:4"),
-        (said("steps", at={"0": "8:16", "2": "2:4"}), Rule(), 12, "at.0: 8:16 does not fit '0.weight'"),
+        (said("steps", at={"0": "8:16", "2": "2:4"}), Rule(), 12, "at: step 0: 8:16 does not fit '0.weight'"),
+        (said("steps", at={"0": "1:4", "2": "2:4"}), Rule(), 12, "step 2: 2:4 keeps more than 1:4 before it"),
+        (said("gradual"), Rule(), 0, "the retraining has no optimizer step"),
+        (said("gradual", every=20), Rule(), 12, "every 20 steps, but has only steps 0 to 7: one jump"),
+        (said("rigl", every=9), Rule(), 12, "exchanges every 9 steps until step 9 of 12, so never"),
+        (said("straight_through", every=13), Rule(), 12, "every 13 steps, but the retraining has 12, so never"),
         (said("rigl"), Rule(score="taylor"), 12, "the score of '0.weight' needs gradient_abs"),
         (said("straight_through"), Rule(score="fisher"), 12, "needs gradient_square"),
         (said("gradual"), Rule(score="activation_norm"), 12, "is scored by its inputs"),
@@ -387,3 +406,104 @@ def test_what_does_not_fit_is_refused_at_the_door(of: Any, rule: Rule, total: in
         check_schedule(of, model, [rule], total)
     assert told in str(refused.value)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "unstructured 0.5"])
+def test_rigl_leaves_a_step_alone_whose_gradients_overflowed(pattern: str) -> None:
+    model = network()
+    keeper = made(said("rigl", every=1), model, [Rule(pattern=pattern)])
+    before = {name: mask.clone() for name, mask in keeper.masks.masks.items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    keeper.before_step(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    assert all(torch.equal(mask, before[name]) for name, mask in keeper.masks.masks.items())
+
+
+def test_rigl_does_not_wear_out_what_does_not_learn() -> None:
+    model = network()
+    keeper = made(said("rigl", every=1, fraction=1.0), model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.get_parameter("4.weight").detach().clone()
+    for step in range(1, 8):
+        weight = model.get_parameter("0.weight")  # only two rows of it get a gradient; the other layer gets none
+        weight.grad = torch.zeros_like(weight)
+        weight.grad[:2] = 1.0
+        keeper.before_step(model, optimizer, step)
+        keeper.after_step(model, optimizer, step)
+    assert torch.equal(model.get_parameter("4.weight").detach(), before)
+    assert int((model.get_parameter("0.weight")[2:] != 0).sum()) == 10 * 4
+
+
+def test_overflowed_gradients_are_not_counted() -> None:
+    model = network()
+    keeper = made(said("gradual", begin=0.2, every=1), model)
+    scored = made_with_stats("movement", model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for one in (keeper, scored):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, torch.inf)
+        one.before_step(model, optimizer, 0)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for step in range(STEPS):
+            one.before_step(model, optimizer, step)
+            one.after_step(model, optimizer, step)
+        assert one.masks.share() == 0.5
+
+
+def made_with_stats(score: str, model: nn.Module) -> Keeper:
+    rules = [Rule(score=score)]
+    stats = calibrate(model, rules, batches(), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    dense = dense_weights(model, rules)
+    masks = prune(model, rules=rules, stats=stats)
+    return keeper_for(said("gradual", begin=0.2, every=1), model, rules, masks, dense, STEPS)
+
+
+@pytest.mark.parametrize("score", ["movement", "taylor"])
+def test_gradual_by_gradients_may_begin_at_once(score: str) -> None:
+    fitted, seen = train(said("gradual"), network(), [Rule(score=score)])
+    assert seen[-1].share() == 0.5
+    assert fitted.masks is not None
+
+
+def test_a_frozen_layer_cannot_be_scored_by_gradients() -> None:
+    model = network()
+    model.get_parameter("4.weight").requires_grad_(False)
+    with pytest.raises(AspError, match=r"'4.weight' is scored by its gradients, but is frozen"):
+        check_schedule(said("gradual"), model, [Rule(score="movement")], STEPS)
+
+
+@pytest.mark.parametrize("of", [said("straight_through"), said("rigl", every=2)], ids=str)
+def test_how_often_one_looks_does_not_change_the_averaged_weights(of: Any) -> None:
+    often, seldom = network(), network()
+    train(of, often, ema=0.8, evaluate_every=0.34)
+    train(of, seldom, ema=0.8, evaluate_every=2.0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(often.state_dict().values(), seldom.state_dict().values(), strict=True)
+    )
+
+
+def test_a_step_with_a_closure_is_refused_and_leaves_the_model_sparse() -> None:
+    model = network()
+    keeper = made(said("straight_through"), model)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    with pytest.raises(AspError, match=r"cannot follow LBFGS.step\(closure\)"), held(keeper, model):
+        optimizer.step(lambda: F.cross_entropy(model(batches()[0][0]), batches()[0][1]))
+    assert not keeper.masks.violations(model)
+
+
+def test_weights_changed_outside_a_step_are_told() -> None:
+    model = network()
+    keeper = made(said("straight_through"), model)
+    with pytest.warns(UserWarning, match=r"0.weight.*changed outside any optimizer step"), held(keeper, model):
+        model.load_state_dict(network().state_dict())
+    assert not keeper.masks.violations(model)
+
+
+def test_a_schedule_that_did_not_come_to_its_end_is_refused() -> None:
+    model = network()
+    masks = prune(model)
+    keeper = made(said("steps", at={"0": "3:4", "9": "2:4"}), network())
+    with pytest.raises(AspError, match=r"ended before its schedule: '0.weight' is 3:4, its rule wants 2:4"):
+        check_reached(keeper.masks, masks)
+    check_reached(masks, masks)

@@ -54,6 +54,20 @@ def test_without_the_dense_training_a_share_of_the_steps_is_not_known() -> None:
     prune_trainer(network(), prune_schedule="straight_through", **keys)
 
 
+def test_a_second_training_that_stops_early_is_told() -> None:
+    lengths = iter((18, 6))
+
+    def train(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(next(lengths)):
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(AspError, match=r"the retraining ended before its schedule: '0.weight' is 3:4"):
+        prune_trainer(network(), train=train, evaluate=lambda model: 1.0, prune_schedule=GRADUAL, quiet=True)
+
+
 @pytest.mark.parametrize("schedule", [GRADUAL, "straight_through", {"name": "rigl", "every": 2}])
 def test_batches_in_our_loop(schedule: Any) -> None:
     model = network()
