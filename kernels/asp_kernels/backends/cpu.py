@@ -179,8 +179,7 @@ def why_not_24(x: Tensor, values: Tensor, n: int, m: int) -> str | None:
 def linear_24(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, batched: bool = False) -> Tensor:
     """x (..., cols) times a 2:4 weight's transpose, plus bias (rows,), without gradients. -> (..., rows).
 
-    `why_not_24` has no reason against it; shapes were checked. batched: the form for many rows of x, whatever their
-    number (more than 8 always take it).
+    `why_not_24` has no reason against it; shapes were checked. batched: the form for many rows of x.
     """
     lib, tiles = library(), tiles_of(values, codes)
     assert lib.handle is not None

@@ -61,8 +61,9 @@ void mask(const void* scores, int bytes, uint8_t* out, int64_t groups, int n, in
   const __m256i limit = _mm256_set1_epi32(-n), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   int64_t g = 0;
   for (; g + 8 <= groups; g += 8) {
-    const __m256i a = _mm256_packs_epi32(keep(scores, bytes, 4 * g, limit), keep(scores, bytes, 4 * g + 8, limit));
-    const __m256i b = _mm256_packs_epi32(keep(scores, bytes, 4 * g + 16, limit), keep(scores, bytes, 4 * g + 24, limit));
+    const int64_t at = 4 * g;
+    const __m256i a = _mm256_packs_epi32(keep(scores, bytes, at, limit), keep(scores, bytes, at + 8, limit));
+    const __m256i b = _mm256_packs_epi32(keep(scores, bytes, at + 16, limit), keep(scores, bytes, at + 24, limit));
     const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 4 * g), _mm256_and_si256(all, _mm256_set1_epi8(1)));
   }

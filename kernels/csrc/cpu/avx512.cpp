@@ -88,25 +88,31 @@ void decode(const Linear& a) {
 struct Dots {
   static constexpr int64_t kBlock = kBlockBf16, kWords = kGroups * kSlots;
   template <int W>
-  static inline void row(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
-    constexpr int V = W / 16;
-    __m512 sum[V];
-    for (int v = 0; v < V; ++v) sum[v] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + 16 * v);
+  static inline void rows(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
+    constexpr int V = W / 16, NR = rows_at_once<W>();
+    __m512 sum[NR][V];
+    for (int i = 0; i < NR; ++i)
+      for (int v = 0; v < V; ++v) sum[i][v] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + i * W + 16 * v);
     for (int64_t b = 0; b < blocks; ++b, block += kBlockBf16, x += kWords * W) {
-      uint32_t places;
-      __builtin_memcpy(&places, block + 4 * r, 4);
+      uint32_t places[NR];
+      __builtin_memcpy(places, block + 4 * r, 4 * NR);
 #pragma GCC unroll 8
       for (int j = 0; j < kGroups; ++j) {
-        int pair;
-        __builtin_memcpy(&pair, block + 64 + (j * kRows + r) * 4, 4);
-        const uint32_t slot = 2 * ((places >> (2 * j)) & 3) + ((places >> (16 + 2 * j)) & 3);
-        const float* at = x + (j * kSlots + int64_t(slot) - 1) * W;
-        const __m512bh w = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[v] = _mm512_dpbf16_ps(sum[v], w, (__m512bh)_mm512_loadu_si512(at + 16 * v));
+        for (int i = 0; i < NR; ++i) {
+          int pair;
+          __builtin_memcpy(&pair, block + 64 + (j * kRows + r + i) * 4, 4);
+          const uint32_t slot = 2 * ((places[i] >> (2 * j)) & 3) + ((places[i] >> (16 + 2 * j)) & 3);
+          const float* at = x + (j * kSlots - 1 + int64_t(slot)) * W;
+          const __m512bh w = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v)
+            sum[i][v] = _mm512_dpbf16_ps(sum[i][v], w, (__m512bh)_mm512_loadu_si512(at + 16 * v));
+        }
       }
     }
-    for (int v = 0; v < V; ++v) _mm512_storeu_ps(sums + 16 * v, sum[v]);
+    for (int i = 0; i < NR; ++i)
+      for (int v = 0; v < V; ++v) _mm512_storeu_ps(sums + i * W + 16 * v, sum[i][v]);
   }
 };
 
@@ -150,7 +156,8 @@ inline __m512i keys(const void* scores, int bytes, int64_t at) {
     bits = _mm512_loadu_si512(static_cast<const char*>(scores) + 4 * at);
     magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
   } else {
-    bits = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(scores) + 2 * at)));
+    const void* from = static_cast<const char*>(scores) + 2 * at;
+    bits = _mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
     magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fff));
   }
   const __m512i sign = _mm512_srai_epi32(bits, 31);
@@ -158,46 +165,56 @@ inline __m512i keys(const void* scores, int bytes, int64_t at) {
 }
 
 // Lane i meets lane (i + d) % 4; where that is a lower one, a tie beats it too: k - 1 < other.
+template <int ORDER, int LOWER>
+inline unsigned beats(__m512i k) {
+  const __m512i bar = _mm512_mask_sub_epi32(k, LOWER, k, _mm512_set1_epi32(1));
+  return _mm512_cmpgt_epi32_mask(_mm512_shuffle_epi32(k, (_MM_PERM_ENUM)ORDER), bar);
+}
+
 template <int N>
 int64_t mask4(const void* scores, int bytes, uint8_t* out, int64_t groups) {
-  const __m512i one = _mm512_set1_epi32(1);
   int64_t g = 0;
   for (; g + 4 <= groups; g += 4) {
     const __m512i k = keys(scores, bytes, 4 * g);
-    const __mmask16 m1 = _mm512_cmpgt_epi32_mask(_mm512_shuffle_epi32(k, (_MM_PERM_ENUM)0x39), _mm512_mask_sub_epi32(k, 0x8888, k, one));
-    const __mmask16 m2 = _mm512_cmpgt_epi32_mask(_mm512_shuffle_epi32(k, (_MM_PERM_ENUM)0x4e), _mm512_mask_sub_epi32(k, 0xcccc, k, one));
-    const __mmask16 m3 = _mm512_cmpgt_epi32_mask(_mm512_shuffle_epi32(k, (_MM_PERM_ENUM)0x93), _mm512_mask_sub_epi32(k, 0xeeee, k, one));
+    const unsigned m1 = beats<0x39, 0x8888>(k);
+    const unsigned m2 = beats<0x4e, 0xcccc>(k);
+    const unsigned m3 = beats<0x93, 0xeeee>(k);
     const unsigned lost = N == 1 ? m1 | m2 | m3 : N == 2 ? (m1 & m2) | (m3 & (m1 | m2)) : m1 & m2 & m3;
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 4 * g), _mm_maskz_set1_epi8(__mmask16(~lost), 1));
   }
   return g;
 }
 
-int64_t mask8(const void* scores, int bytes, uint8_t* out, int64_t groups, int n) {
+template <int M>  // a power of two, at most 16
+int64_t mask_lanes(const void* scores, int bytes, uint8_t* out, int64_t groups, int n) {
+  constexpr int G = 16 / M;
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i one = _mm512_set1_epi32(1), seven = _mm512_set1_epi32(7);
+  const __m512i one = _mm512_set1_epi32(1), inside = _mm512_set1_epi32(M - 1);
   int64_t g = 0;
-  for (; g + 2 <= groups; g += 2) {
-    const __m512i k = keys(scores, bytes, 8 * g), less = _mm512_sub_epi32(k, one);
+  for (; g + G <= groups; g += G) {
+    const __m512i k = keys(scores, bytes, M * g), less = _mm512_sub_epi32(k, one);
     __m512i beaten = _mm512_setzero_si512();
-#pragma GCC unroll 7
-    for (int d = 1; d < 8; ++d) {
-      const __m512i to = _mm512_or_si512(_mm512_andnot_si512(seven, lane),
-                                         _mm512_and_si512(seven, _mm512_add_epi32(lane, _mm512_set1_epi32(d))));
-      const unsigned wraps = 0xff & ~((1u << (8 - d)) - 1);
-      const __m512i bar = _mm512_mask_blend_epi32(__mmask16(wraps * 0x101), k, less);
+#pragma GCC unroll 15
+    for (int d = 1; d < M; ++d) {
+      const __m512i to = _mm512_or_si512(_mm512_andnot_si512(inside, lane),
+                                         _mm512_and_si512(inside, _mm512_add_epi32(lane, _mm512_set1_epi32(d))));
+      const unsigned wraps = ((1u << M) - 1) & ~((1u << (M - d)) - 1);  // in each group
+      const unsigned groups_of = M == 2 ? 0x5555 : M == 8 ? 0x101 : 1;
+      const __m512i bar = _mm512_mask_blend_epi32(__mmask16(wraps * groups_of), k, less);
       const __mmask16 beats = _mm512_cmpgt_epi32_mask(_mm512_permutexvar_epi32(to, k), bar);
       beaten = _mm512_mask_add_epi32(beaten, beats, beaten, one);
     }
     const __mmask16 kept = _mm512_cmplt_epi32_mask(beaten, _mm512_set1_epi32(n));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 8 * g), _mm_maskz_set1_epi8(kept, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + M * g), _mm_maskz_set1_epi8(kept, 1));
   }
   return g;
 }
 
 void mask(const void* scores, int bytes, uint8_t* out, int64_t groups, int n, int m) {
   int64_t done = 0;
-  if (m == 8) done = mask8(scores, bytes, out, groups, n);
+  if (m == 2) done = mask_lanes<2>(scores, bytes, out, groups, n);
+  if (m == 8) done = mask_lanes<8>(scores, bytes, out, groups, n);
+  if (m == 16) done = mask_lanes<16>(scores, bytes, out, groups, n);
   if (m == 4 && n == 1) done = mask4<1>(scores, bytes, out, groups);
   if (m == 4 && n == 2) done = mask4<2>(scores, bytes, out, groups);
   if (m == 4 && n == 3) done = mask4<3>(scores, bytes, out, groups);

@@ -109,45 +109,56 @@ static void decode_any(const Linear& a) {
   }
 }
 
-// One row of the weight, blocks [b0, b1), times W samples: sums[W] += w * x. x is [k][W] from block b0 on.
+// Rows of the weight taken together, so that enough sums are under way to hide the latency of the multiply-add.
+template <int W>
+constexpr int rows_at_once() {
+  return S::LANES == 1 || W / S::LANES >= 8 ? 1 : W / S::LANES == 4 ? 2 : 4;
+}
+
+// Rows [r, r + NR) of a tile, `blocks` blocks of it, times W samples: sums[row][W] += w * x. x is [k][W].
 template <int W, bool BF16>
-static inline void batch_row(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
-  constexpr int V = W / S::LANES;
-  S::R sum[V];
-  for (int v = 0; v < V; ++v) sum[v] = fresh ? S::zero() : S::load(sums + v * S::LANES);
+static inline void batch_rows(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
+  constexpr int V = W / S::LANES, NR = rows_at_once<W>();
+  S::R sum[NR][V];
+  for (int i = 0; i < NR; ++i)
+    for (int v = 0; v < V; ++v) sum[i][v] = fresh ? S::zero() : S::load(sums + i * W + v * S::LANES);
   for (int64_t b = 0; b < blocks; ++b, block += BF16 ? kBlockBf16 : kBlockF32, x += kCols * W) {
-    uint32_t places;
-    __builtin_memcpy(&places, block + 4 * r, 4);
+    uint32_t places[NR];
+    __builtin_memcpy(places, block + 4 * r, 4 * NR);
 #pragma GCC unroll 8
     for (int j = 0; j < kGroups; ++j) {
-      float w0, w1;
-      if constexpr (BF16) {
-        uint32_t pair, high;
-        __builtin_memcpy(&pair, block + 64 + (j * kRows + r) * 4, 4);
-        high = pair & 0xffff0000u, pair <<= 16;
-        __builtin_memcpy(&w0, &pair, 4), __builtin_memcpy(&w1, &high, 4);
-      } else {
-        const float* values = reinterpret_cast<const float*>(block + 64) + 2 * j * kRows + r;
-        w0 = values[0], w1 = values[kRows];
+#pragma GCC unroll 4
+      for (int i = 0; i < NR; ++i) {
+        float w0, w1;
+        if constexpr (BF16) {
+          uint32_t pair, high;
+          __builtin_memcpy(&pair, block + 64 + (j * kRows + r + i) * 4, 4);
+          high = pair & 0xffff0000u, pair <<= 16;
+          __builtin_memcpy(&w0, &pair, 4), __builtin_memcpy(&w1, &high, 4);
+        } else {
+          const float* values = reinterpret_cast<const float*>(block + 64) + 2 * j * kRows + r + i;
+          w0 = values[0], w1 = values[kRows];
+        }
+        const float* x0 = x + (4 * j + ((places[i] >> (2 * j)) & 3)) * W;
+        const float* x1 = x + (4 * j + ((places[i] >> (16 + 2 * j)) & 3)) * W;
+        const S::R a0 = S::set(w0), a1 = S::set(w1);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[i][v] = S::fma(a0, S::load(x0 + v * S::LANES), sum[i][v]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[i][v] = S::fma(a1, S::load(x1 + v * S::LANES), sum[i][v]);
       }
-      const float* x0 = x + (4 * j + ((places >> (2 * j)) & 3)) * W;
-      const float* x1 = x + (4 * j + ((places >> (16 + 2 * j)) & 3)) * W;
-      const S::R a0 = S::set(w0), a1 = S::set(w1);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[v] = S::fma(a0, S::load(x0 + v * S::LANES), sum[v]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[v] = S::fma(a1, S::load(x1 + v * S::LANES), sum[v]);
     }
   }
-  for (int v = 0; v < V; ++v) S::store(sums + v * S::LANES, sum[v]);
+  for (int i = 0; i < NR; ++i)
+    for (int v = 0; v < V; ++v) S::store(sums + i * W + v * S::LANES, sum[i][v]);
 }
 
 template <bool BF16>
 struct Widened {  // bfloat16 weights or float ones, samples in float
   static constexpr int64_t kBlock = BF16 ? kBlockBf16 : kBlockF32, kWords = kCols;
   template <int W>
-  static inline void row(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
-    batch_row<W, BF16>(block, r, x, blocks, fresh, sums);
+  static inline void rows(const char* block, int r, const float* x, int64_t blocks, bool fresh, float* sums) {
+    batch_rows<W, BF16>(block, r, x, blocks, fresh, sums);
   }
 };
 
@@ -159,8 +170,9 @@ static void batch_panel(const Linear& a, int64_t t0, int64_t t1, const float* x,
     const int64_t some = a.blocks - b < step ? a.blocks - b : step;
     for (int64_t t = t0; t < t1; ++t) {
       const char* block = a.tiles + (t * a.blocks + b) * Form::kBlock;
-      for (int r = 0; r < kRows; ++r)
-        Form::template row<W>(block, r, x + b * Form::kWords * W, some, b == 0, a.scratch + ((t - t0) * kRows + r) * W);
+      float* sums = a.scratch + (t - t0) * kRows * W;
+      for (int r = 0; r < kRows; r += rows_at_once<W>())
+        Form::template rows<W>(block, r, x + b * Form::kWords * W, some, b == 0, sums + r * W);
     }
   }
   const int64_t count = a.m - done < W ? a.m - done : W;

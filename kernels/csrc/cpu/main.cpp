@@ -110,12 +110,12 @@ int asp_tiles_24(const void* values, const uint8_t* codes, int64_t rows, int64_t
 }
 
 // y (m, n) = x (m, k; rows `stride` apart) times the tiled (n, k) weight's transpose, plus bias (n,) or null.
-// form: 0 decode for m <= 8, else batch; 1 batch. 1 where memory is short.
+// form: 0 decode (rows of x by eights), 1 batch (by 64, 32 or 16). Returns 1 where memory is short.
 int asp_linear_24(int level, int bf16, const void* tiles, const void* x, int64_t m, int64_t n, int64_t k,
                   int64_t stride, const void* bias, void* y, int form, int threads) {
   const Kernels& kernels = of(level);
   const int64_t blocks = blocks_of(k), columns = blocks * kCols, count = (n + kRows - 1) / kRows;
-  const bool dots = bf16 && kernels.dots, decode = m <= 8 && form == 0;
+  const bool dots = bf16 && kernels.dots, decode = form == 0;
   if (m == 0 || n == 0) return 0;
   Linear a{static_cast<const char*>(tiles), m, n, blocks, nullptr, 0, count, bias, y, nullptr, dots, bool(bf16)};
 
@@ -141,8 +141,16 @@ int asp_linear_24(int level, int bf16, const void* tiles, const void* x, int64_t
     a.x = x;
     split(count, threads, [&](int64_t first, int64_t last) {
       Linear own = a;
-      own.first = first, own.last = last;
-      kernels.decode(own);
+      const int64_t size = bf16 ? 2 : 4, each = dots ? 2 : 4;
+      for (int64_t t = first; t < last; ++t)  // a tile meets all of x while it is in the caches
+        for (int64_t done = 0; done < m; done += 8) {
+          own.first = m > 8 ? t : first, own.last = m > 8 ? t + 1 : last;
+          own.m = std::min<int64_t>(8, m - done);
+          own.x = static_cast<const char*>(a.x) + done * columns * each;
+          own.y = static_cast<char*>(a.y) + done * n * size;
+          kernels.decode(own);
+          if (m <= 8) return;
+        }
     });
     return 0;
   }

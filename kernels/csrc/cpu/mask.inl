@@ -1,5 +1,5 @@
-// N:M masks of any width: entry i stays when fewer than n others of its group beat it. j beats i when its key is higher,
-// or equal with j < i. A key is the score's bits as an integer in the order of the scores; +0.0 and -0.0 are one key.
+// N:M masks of any width: entry i stays when fewer than n others of its group beat it. j beats i when its key is
+// higher, or equal with j < i. A key is the score's bits as an integer in the order of the scores; +0.0 and -0.0 are one key.
 
 static inline int32_t key(const void* scores, int bytes, int64_t at) {
   if (bytes == 4) {
