@@ -8,6 +8,7 @@ kept entries. bf16 on AVX-512 takes subnormal inputs as zero, as the processor's
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LEVELS = ("generic", "avx2", "avx512")
 DTYPES = (torch.float32, torch.bfloat16)
 MASK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SMALL = 1 << 22  # products or scores below which a second thread costs more than it brings
+_MASKS = ((4,), (4, 8), (2, 4, 8, 16))  # by level: group sizes whose kernel is faster than ranks in torch
 _FOLDER = Path(__file__).parent.parent
 
 
@@ -86,11 +89,14 @@ def why_not_mask(scores: Tensor, n: int, m: int) -> str | None:
         return f"scores are {scores.layout} on {scores.device}"
     if scores.dtype not in MASK_DTYPES:
         return f"scores are {scores.dtype}"
-    if type(scores) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
-        return "scores are not a plain tensor"
+    if torch.compiler.is_compiling() or _traced(scores):
+        return "scores are traced or transformed, not a plain tensor"
     if not 1 <= n < m <= 64 or scores.ndim == 0 or scores.shape[-1] % m:
         return f"{n}:{m} does not fit scores of shape {tuple(scores.shape)}"
-    return library().refusal
+    lib = library()
+    if lib.refusal is None and m not in _MASKS[lib.level]:
+        return f"groups of {m} have no fast kernel on {LEVELS[lib.level]}"
+    return lib.refusal
 
 
 def nm_mask(scores: Tensor, n: int, m: int) -> Tensor:
@@ -104,6 +110,11 @@ def nm_mask(scores: Tensor, n: int, m: int) -> Tensor:
     reason = why_not_mask(scores, n, m)
     if reason is not None:
         raise ValueError(f"nm_mask: {reason}")
+    return _nm_mask(scores, n, m)
+
+
+def _nm_mask(scores: Tensor, n: int, m: int) -> Tensor:
+    """As `nm_mask`, for every group size there is, fast or not."""
     flat, lib = scores.detach().contiguous(), library()
     out = torch.empty(flat.shape, dtype=torch.bool)
     assert lib.handle is not None
@@ -173,7 +184,19 @@ def why_not_24(x: Tensor, values: Tensor, n: int, m: int) -> str | None:
         return f"its kernels take float32 or bfloat16, not {x.dtype} times {values.dtype}"
     if x.layout != torch.strided:
         return f"x is {x.layout}"
+    if _traced(x) or _traced(values):
+        return "the operands are traced or transformed, not plain tensors"
     return library().refusal
+
+
+def _traced(tensor: Tensor) -> bool:
+    """Whether something watches torch's operations on the tensor, which would miss what happens here."""
+    return (
+        type(tensor) not in (Tensor, torch.nn.Parameter)
+        or torch.jit.is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def linear_24(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, batched: bool = False) -> Tensor:
@@ -184,10 +207,10 @@ def linear_24(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, bat
     lib, tiles = library(), tiles_of(values, codes)
     assert lib.handle is not None
     cols, rows = x.shape[-1], values.shape[0]
-    flat = x.detach().reshape(-1, cols) if x.ndim != 2 else x.detach()
+    count = math.prod(x.shape[:-1])
+    flat = x.detach().reshape(count, cols)
     if flat.stride(1) != 1 or flat.stride(0) < 0 or flat.is_neg():
         flat = flat.resolve_neg().contiguous()
-    count = flat.shape[0]
     offset = None if bias is None else bias.detach().contiguous()
     out = torch.empty(*x.shape[:-1], rows, dtype=x.dtype)
     if lib.handle.asp_linear_24(

@@ -115,7 +115,7 @@ int asp_linear_24(int level, int bf16, const void* tiles, const void* x, int64_t
                   int64_t stride, const void* bias, void* y, int form, int threads) {
   const Kernels& kernels = of(level);
   const int64_t blocks = blocks_of(k), columns = blocks * kCols, count = (n + kRows - 1) / kRows;
-  const bool dots = bf16 && kernels.dots, decode = form == 0;
+  const bool dots = bf16 && kernels.dots, decode = form == 0 || k == 0;
   if (m == 0 || n == 0) return 0;
   Linear a{static_cast<const char*>(tiles), m, n, blocks, nullptr, 0, count, bias, y, nullptr, dots, bool(bf16)};
 
