@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -42,13 +43,15 @@ def compile_cpu(out: Path, temporary: Path) -> None:
     intel = platform.machine().lower() in ("x86_64", "amd64")
     temporary.mkdir(parents=True, exist_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    objects = []
-    for name, flags in _LEVELS.items():
-        made = temporary / f"{name}.o"
-        _run([*compiler, *_FLAGS, *(flags if intel else []), "-c", f"{SOURCES}/{name}.cpp", "-o", str(made)])
-        objects.append(str(made))
+    objects = {name: str(temporary / f"{name}.o") for name in _LEVELS}
+    commands = [
+        [*compiler, *_FLAGS, *(flags if intel else []), "-c", f"{SOURCES}/{name}.cpp", "-o", objects[name]]
+        for name, flags in _LEVELS.items()
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_run, commands))
     new = out.with_name(out.name + ".part")
-    _run([*compiler, "-shared", "-pthread", *objects, "-o", str(new)])
+    _run([*compiler, "-shared", "-pthread", *objects.values(), "-o", str(new)])
     os.replace(new, out)  # a process that has the old library loaded keeps it
 
 

@@ -18,7 +18,7 @@ _LEAST = 1 << 16  # entries of a weight below which a call costs more than the p
 # level, dtype -> (samples up to, form), measured by kernels/benchmarks/bench_linear_24.py; beyond the last, dense wins.
 _FORMS: Mapping[tuple[str, torch.dtype], tuple[tuple[float, str], ...]] = {
     ("avx512", torch.float32): ((32, "decode"), (float("inf"), "batch")),
-    ("avx512", torch.bfloat16): ((32, "decode"), (float("inf"), "batch")),
+    ("avx512", torch.bfloat16): ((float("inf"), "decode"),),
     ("avx2", torch.float32): ((8, "decode"),),
     ("avx2", torch.bfloat16): ((8, "decode"),),
 }

@@ -157,7 +157,7 @@ def tiles_of(values: Tensor, codes: Tensor) -> Tensor:
         ValueError: the codes of a group do not ascend.
     """
     state = (*stamp(values), *stamp(codes))
-    held: _Tiles | None = _tiles.get(values)
+    held: _Tiles | None = _tiles.get(values)  # type: ignore[no-untyped-call]
     if held is not None and held.stamp == state:
         return held.data
     with _lock, torch.inference_mode(False), torch.no_grad():
@@ -193,7 +193,7 @@ def _traced(tensor: Tensor) -> bool:
     """Whether something watches torch's operations on the tensor, which would miss what happens here."""
     return (
         type(tensor) not in (Tensor, torch.nn.Parameter)
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
     )
