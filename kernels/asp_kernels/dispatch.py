@@ -19,8 +19,8 @@ _LEAST = 1 << 16  # entries of a weight below which a call costs more than the p
 _FORMS: Mapping[tuple[str, torch.dtype], tuple[tuple[float, str], ...]] = {
     ("avx512", torch.float32): ((32, "decode"), (float("inf"), "batch")),
     ("avx512", torch.bfloat16): ((float("inf"), "decode"),),
-    ("avx2", torch.float32): ((8, "decode"),),
-    ("avx2", torch.bfloat16): ((8, "decode"),),
+    ("avx2", torch.float32): ((32, "decode"), (float("inf"), "batch")),
+    ("avx2", torch.bfloat16): ((16, "decode"),),
 }
 
 

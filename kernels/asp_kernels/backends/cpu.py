@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 LEVELS = ("generic", "avx2", "avx512")
 DTYPES = (torch.float32, torch.bfloat16)
 MASK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_SMALL = 1 << 22  # products or scores below which a second thread costs more than it brings
+_SMALL = 1 << 20  # products or scores below which a second thread costs more than it brings
 _MASKS = ((4,), (4, 8), (2, 4, 8, 16))  # by level: group sizes whose kernel is faster than ranks in torch
 _FOLDER = Path(__file__).parent.parent
 
@@ -53,6 +54,7 @@ def library() -> Library:
     try:
         handle = ctypes.CDLL(str(found[0]))
         _declare(handle)
+        _join_torchs_threads(handle)
     except (OSError, AttributeError) as error:
         return Library(None, 0, f"the C++ kernels cannot be loaded ({error}); reinstall")
     best = int(handle.asp_level())
@@ -73,6 +75,20 @@ def _declare(handle: ctypes.CDLL) -> None:
     ]
     handle.asp_nm_mask.argtypes = [number, number, pointer, pointer, size, number, number, number]
     handle.asp_nm_mask.restype = None
+    handle.asp_parallel.argtypes = [pointer]
+    handle.asp_parallel.restype = None
+
+
+def _join_torchs_threads(handle: ctypes.CDLL) -> None:
+    """Let the kernels run on the threads of torch's own OpenMP library, where it is found among what is loaded."""
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        return
+    found = set(re.findall(r"/.*/lib(?:gomp|iomp5|omp)[-.][^/]*$", maps.read_text(encoding="utf-8"), re.MULTILINE))
+    for path in sorted(found, key=lambda path: ("/torch" not in path, path))[:1]:
+        function = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
+        if function is not None:
+            handle.asp_parallel(ctypes.cast(function, ctypes.c_void_p))
 
 
 def about() -> str:
@@ -209,7 +225,7 @@ def linear_24(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, bat
     cols, rows = x.shape[-1], values.shape[0]
     count = math.prod(x.shape[:-1])
     flat = x.detach().reshape(count, cols)
-    if flat.stride(1) != 1 or flat.stride(0) < 0 or flat.is_neg():
+    if flat.stride(1) != 1 or not 0 <= flat.stride(0) < 1 << 26 or flat.is_neg():
         flat = flat.resolve_neg().contiguous()
     offset = None if bias is None else bias.detach().contiguous()
     out = torch.empty(*x.shape[:-1], rows, dtype=x.dtype)

@@ -1,5 +1,8 @@
 // The C interface. Every size was checked by the caller; nothing here throws across it.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
@@ -27,22 +30,33 @@ struct Buffer {  // 64-byte aligned, or null where memory is short
   Buffer(const Buffer&) = delete;
 };
 
-// work(first, last) on shares of [0, count). Threads end with the call: none is there to be lost in a fork.
+// GOMP_parallel of the OpenMP library that torch runs on, if it was found: its threads then work here too, rather than
+// wait busily beside others of ours. A forked child has none of them and starts threads of its own.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+Parallel parallel = nullptr;
+pid_t owner = 0;
+
+// work(first, last) on shares of [0, count). Threads started here end with the call.
 template <class Work>
 void split(int64_t count, int threads, Work work) {
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, count));
-  std::vector<std::thread> others;
-  int64_t left = count;  // [left, count) is with others
-  for (int64_t p = parts - 1; p > 0; --p) {
-    const int64_t first = count * p / parts;
-    try {
-      others.emplace_back(work, first, left);
-    } catch (const std::system_error&) {
-      break;  // no more threads to be had: the rest runs here
+  struct Job {
+    Work& work;
+    int64_t count, parts;
+    std::atomic<int64_t> next;
+    static void run(void* at) {
+      Job& job = *static_cast<Job*>(at);
+      for (int64_t p; (p = job.next.fetch_add(1)) < job.parts;)
+        job.work(job.count * p / job.parts, job.count * (p + 1) / job.parts);
     }
-    left = first;
+  } job{work, count, std::max<int64_t>(1, std::min<int64_t>(threads, count)), {0}};
+  if (job.parts == 1) return work(0, count);
+  if (parallel && getpid() == owner) return parallel(Job::run, &job, unsigned(job.parts), 0);
+  std::vector<std::thread> others;
+  try {
+    while (int64_t(others.size()) + 1 < job.parts) others.emplace_back(Job::run, &job);
+  } catch (const std::system_error&) {  // no more threads to be had: those that there are do all
   }
-  work(0, left);
+  Job::run(&job);
   for (auto& one : others) one.join();
 }
 
@@ -57,6 +71,12 @@ int64_t blocks_of(int64_t k) { return (k + kCols - 1) / kCols; }
 }  // namespace
 
 extern "C" {
+
+// The address of GOMP_parallel, once, before the first product.
+void asp_parallel(void* function) {
+  parallel = reinterpret_cast<Parallel>(function);
+  owner = getpid();
+}
 
 // The highest level this processor runs: 0 generic, 1 AVX2 and FMA, 2 AVX-512 with BW, VL, DQ and BF16.
 int asp_level() {
