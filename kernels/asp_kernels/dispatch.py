@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +26,26 @@ _FORMS: Mapping[tuple[str, torch.dtype], tuple[tuple[float, str], ...]] = {
 }
 
 
+_DENSE: ContextVar[bool] = ContextVar("asp_kernels_dense", default=False)
+
+
+@contextmanager
+def dense_only() -> Iterator[None]:
+    """Inside, packed weights multiply by the dense product alone, whose bits are those of the dense layer."""
+    token = _DENSE.set(True)
+    try:
+        yield
+    finally:
+        _DENSE.reset(token)
+
+
 def form_24(x: Tensor, values: Tensor, n: int, m: int) -> tuple[str | None, str | None]:
     """How the CPU kernels multiply x by a 2:4 weight with these values: (form, None), or (None, why they do not).
 
     Forms: "decode" for few rows of x, "batch" for many.
     """
+    if _DENSE.get():
+        return None, "inside dense_only()"
     reason = cpu.why_not_24(x, values, n, m)
     if reason is not None:
         return None, reason

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from asp_kernels import Packed24, SparseLinear, explain, linear_24, nm_mask
 from asp_kernels.backends import cpu
-from asp_kernels.dispatch import form_24
+from asp_kernels.dispatch import dense_only, form_24
 
 pytestmark = pytest.mark.skipif(cpu.library().refusal is not None, reason=f"{cpu.library().refusal}")
 BEST = 0 if cpu.library().handle is None else cpu.library().handle.asp_level()
@@ -181,6 +181,8 @@ def test_layers_run_the_kernel_and_survive_what_modules_must(dtype: torch.dtype)
     assert form_24(x, layer.values, 2, 4)[0] == "decode"
     out = layer(x)
     check(x, dense.weight, dense.bias, out)
+    with dense_only():
+        assert torch.equal(layer(x), dense(x))
     for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(same(x), out)
     assert set(layer.state_dict()) == {"weight.values", "weight.codes", "bias"}
