@@ -21,7 +21,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-.venv/installed-%: pyproject.toml | .venv/bin/python
+.venv/installed-%: pyproject.toml setup.py $(wildcard kernels/csrc/cpu/*) | .venv/bin/python
 	@echo "installing into .venv (torch is large: the first time takes minutes)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -61,7 +61,14 @@ def _hardware() -> list[Finding]:
         import torch
     except ImportError as error:
         return [Finding("torch", f"cannot be imported: {error}", "missing", "reinstall torch")]
+    from asp_kernels.backends import cpu
+
     found = [Finding("cpu threads", f"{torch.get_num_threads()} used by torch", "ok")]
+    refusal = cpu.library().refusal
+    if refusal is None:
+        found.append(Finding("cpu kernels", cpu.about(), "ok"))
+    else:
+        found.append(Finding("cpu kernels", refusal, "optional", "2:4 models run densely; masks take longer"))
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         return [*found, Finding("gpu", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "ok")]

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from asp_kernels import nm_mask, why_not_mask
 from asp_toolkit.errors import AspError
 from asp_toolkit.patterns.top import keep_top_, keys, piece_of
 
@@ -51,6 +52,8 @@ class NM:
     def mask(self, scores: Tensor) -> Tensor:
         if scores.ndim != 2 or scores.shape[1] % self.m:
             raise ValueError(f"expected (rows, multiple of {self.m}) scores, got {tuple(scores.shape)}")
+        if why_not_mask(scores, self.n, self.m) is None:
+            return nm_mask(scores, self.n, self.m)
         groups = scores.detach().reshape(-1, self.m)  # (rows * cols / m, m)
         out = torch.empty(groups.shape, dtype=torch.bool, device=scores.device)
         top = _top_by_ranks_ if self.m <= _RANKS_UP_TO else _top_by_level_

@@ -5,6 +5,7 @@ y = linear_24(x, packed, bias)
 print(explain(x, packed))                   # what runs, and why
 """
 
+from asp_kernels.backends.cpu import nm_mask, why_not_mask
 from asp_kernels.formats import CSR, Packed24, PackedNM
 from asp_kernels.layers import SparseConv2d, SparseLinear
 from asp_kernels.ops import conv_24, explain, linear_24, sddmm, sparse_softmax, spmm
@@ -20,9 +21,11 @@ __all__ = [
     "explain",
     "layer_backends",
     "linear_24",
+    "nm_mask",
     "sddmm",
     "sparse_softmax",
     "spmm",
     "swap_",
     "unswap_",
+    "why_not_mask",
 ]

@@ -3,7 +3,8 @@
 Their state dict has `weight.values`, `weight.codes` and `bias`, as a packed checkpoint has them. `layer.weight` gives
 the dense weight to code that reads it. Where the chosen backend computes densely, the unpacked weight is kept beside
 the packed one; it is rebuilt when values or codes change, and neither copied, pickled nor saved. The layer then is the
-dense layer to the bit, in 0 * inf = NaN too; the operations of `asp_kernels.ops` read kept entries alone.
+dense layer to the bit, in 0 * inf = NaN too; the operations of `asp_kernels.ops` read kept entries alone. So does a
+SparseLinear where the CPU kernels serve, without gradients; they sum in another order, and keep tiles in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asp_kernels import library
-from asp_kernels.backends import reference
+from asp_kernels.backends import cpu, reference
+from asp_kernels.dispatch import form_24
 from asp_kernels.formats import PackedNM
 from asp_kernels.packed_layer import PackedLayer, refuse_swap
 
@@ -26,8 +28,9 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 class SparseLinear(PackedLayer):
     """`nn.Linear` with an N:M weight, held packed. (..., in_features) -> (..., out_features).
 
-    For finite inputs the output has the bits of the dense layer. Gradients reach the input and the bias; the weight is
-    fixed. A new layer is all zeros: fill it by `load_state_dict`, or make one by `from_dense` or `from_packed`.
+    Where the dense product serves, finite inputs give the bits of the dense layer. Gradients reach the input and the
+    bias; the weight is fixed. A new layer is all zeros: fill it by `load_state_dict`, or make one by `from_dense` or
+    `from_packed`.
     """
 
     def __init__(
@@ -67,6 +70,11 @@ class SparseLinear(PackedLayer):
             raise ValueError(f"SparseLinear: expected input (..., {self.in_features}), got {tuple(x.shape)}")
         if torch.compiler.is_compiling():
             return library.linear(x, self.values, self.codes, self.bias, self.n, self.m)
+        if not torch.is_autocast_enabled(x.device.type):
+            form, _ = form_24(x, self.values, self.n, self.m)
+            fixed = self.bias is None or not (torch.is_grad_enabled() and self.bias.requires_grad)
+            if form is not None and fixed:
+                return cpu.linear_24(x, self.values, self.codes, self.bias, form == "batch")
         return F.linear(x, self.weight, self.bias)
 
     def to_dense(self) -> nn.Linear:

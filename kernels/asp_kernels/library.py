@@ -12,13 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asp_kernels.backends import reference
+from asp_kernels.backends import cpu, reference
+from asp_kernels.dispatch import form_24
 from asp_kernels.formats import columns, unpack
 
 
 @torch.library.custom_op("asp_kernels::linear_24", mutates_args=())
 def _linear(x: Tensor, values: Tensor, codes: Tensor, bias: Tensor | None, n: int, m: int) -> Tensor:
-    return reference.linear(x, values, codes, bias, n, m)
+    form, _ = form_24(x, values, n, m)
+    if form is None:
+        return reference.linear(x, values, codes, bias, n, m)
+    return cpu.linear_24(x, values, codes, bias, form == "batch")
 
 
 @_linear.register_fake

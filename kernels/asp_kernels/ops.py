@@ -38,8 +38,9 @@ def _check_operands(op: str, x: Tensor, packed: PackedNM, bias: Tensor | None) -
 def linear_24(x: Tensor, packed: PackedNM, bias: Tensor | None = None) -> Tensor:
     """x @ packed.T + bias: (..., cols) -> (..., rows), x of one dimension or more, any strides, any of them empty.
 
-    Finite inputs give the bits of `torch.nn.functional.linear` with the dense weight; NaN and infinities reach an
-    output only through kept entries. int8 times int8 gives exact int32. Gradients: x, packed.values, bias.
+    Where the dense product serves (see `explain`), finite inputs give the bits of `torch.nn.functional.linear` with the
+    dense weight; a kernel sums in fp32 in another order. NaN and infinities reach an output only through kept entries.
+    int8 times int8 gives exact int32. Gradients: x, packed.values, bias.
 
     Raises:
         ValueError: shapes, dtypes or devices do not match.
@@ -157,4 +158,4 @@ def explain(x: Tensor, weight: PackedNM | CSR) -> Choice:
     inner = x.shape[0] if isinstance(weight, CSR) and x.ndim else x.shape[-1] if x.ndim else None
     if inner != weight.shape[1]:
         raise ValueError(f"explain: x of shape {tuple(x.shape)} cannot meet a weight of shape {weight.shape}")
-    return choose(op)
+    return choose(op, x, weight)

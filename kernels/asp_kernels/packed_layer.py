@@ -9,13 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from asp_kernels.backends.cpu import stamp
 from asp_kernels.formats import PackedNM, pack_codes, unpack
 from asp_kernels.validate import FLOAT_DTYPES, check_codes, check_nm, check_packed_layout, code_bits
-
-
-def _stamp(tensor: Tensor) -> tuple[object, ...]:
-    """Changes when the tensor is written to, moved or given other memory."""
-    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True)
@@ -68,11 +64,11 @@ class PackedLayer(nn.Module):
         """The dense weight, bit for bit; not a parameter: writing to it has no lasting effect."""
         if torch.compiler.is_compiling():
             return self.unpack()
-        stamp = (*_stamp(self.values), *_stamp(self.codes))
+        state = (*stamp(self.values), *stamp(self.codes))
         held = self._dense
-        if held is None or held.stamp != stamp:
+        if held is None or held.stamp != state:
             with torch.inference_mode(False), torch.no_grad():
-                held = _Unpacked(self.unpack(), self.values.detach(), self.codes.detach(), stamp)
+                held = _Unpacked(self.unpack(), self.values.detach(), self.codes.detach(), state)
             self._dense = held
         return held.weight
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
-from asp_kernels.dispatch import choose
+from asp_kernels.dispatch import choose, form_24
 from asp_kernels.formats import PackedNM
 from asp_kernels.layers import SparseConv2d, SparseLinear
 from asp_kernels.packed_layer import why_not_swap
@@ -83,6 +84,14 @@ def unswap_(model: nn.Module) -> list[str]:
 
 
 def layer_backends(model: nn.Module) -> dict[str, str]:
-    """The backend that each sparse layer of `model` runs with: layer name -> backend name."""
-    ops = {SparseLinear: "linear_24", SparseConv2d: "conv_24"}
-    return {name: choose(ops[type(module)]).backend for name, module in model.named_modules() if type(module) in ops}
+    """The backend that each sparse layer of `model` runs with, given one sample and no gradients: name -> backend."""
+    found = {}
+    for name, module in model.named_modules():
+        if type(module) is SparseConv2d:
+            found[name] = choose("conv_24").backend
+        if type(module) is SparseLinear:
+            values = module.values
+            with torch.no_grad():
+                form, _ = form_24(values.new_empty(1, module.in_features), values, module.n, module.m)
+            found[name] = "reference" if form is None else "cpu"
+    return found

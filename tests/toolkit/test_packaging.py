@@ -46,10 +46,10 @@ def pip_install(python: Path, *what: str | Path, cwd: Path) -> None:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, since building leaves files behind."""
     out = tmp_path_factory.mktemp("source") / "copy"
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "_cpu.*", "_cpu_build.txt")
     for name in ("asp_toolkit", "kernels", "recipes"):
         shutil.copytree(ROOT / name, out / name, ignore=skip)
-    for name in ("pyproject.toml", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE"):
         shutil.copy(ROOT / name, out)
     (out / "README.md").write_text("# asp_toolkit\n")
     return out
@@ -78,6 +78,11 @@ print(json.dumps({"toolkit": asp_toolkit.__file__, "kernels": asp_kernels.__file
 """
 
 
+ABOUT = "from asp_kernels.backends import cpu; print(cpu.about())"
+COMPILED = any(map(shutil.which, ("c++", "g++", "clang++")))
+LEVELS = ("generic", "avx2", "avx512", "switched off by ASP_KERNELS_CPU=off")
+
+
 def test_every_package_is_listed() -> None:
     listed = set(PROJECT["tool"]["setuptools"]["packages"])
     found = {"asp_toolkit.recipes"}
@@ -93,8 +98,11 @@ def test_wheel_holds_code_recipes_data_and_nothing_else(wheel: Path) -> None:
         file.relative_to(base).as_posix()
         for base, package in ((ROOT, "asp_toolkit"), (ROOT / "kernels", "asp_kernels"))
         for file in (base / package).rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith("_cpu")
     }
+    built = {name for name in names if name.startswith("asp_kernels/_cpu")}
+    assert len(built) == 1  # the library, or why there is none
+    names -= built
     expected |= {f"asp_toolkit/recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert names == expected
     assert {"asp_toolkit/py.typed", "asp_kernels/py.typed", "asp_toolkit/recipes/quickstart.yaml"} <= names
@@ -107,6 +115,7 @@ def test_wheel_install_works_away_from_the_sources(wheel: Path, tmp_path: Path) 
     assert all(
         str(tmp_path / "venv") in path for path in (found["toolkit"], found["kernels"], *found["recipes"].values())
     )
+    assert not COMPILED or run(python, "-c", ABOUT, cwd=tmp_path).strip() in LEVELS
     assert set(found["recipes"]) == {file.stem for file in (ROOT / "recipes").glob("*.yaml")}
     assert f"asp_toolkit {asp_toolkit.__version__}" in run(tmp_path / "venv/bin/asp", "--version", cwd=tmp_path)
 
@@ -119,6 +128,19 @@ def test_editable_install_reads_the_sources(source: Path, tmp_path: Path) -> Non
     assert found["kernels"] == str(source / "kernels" / "asp_kernels" / "__init__.py")
     assert found["recipes"]["quickstart"] == str(source / "recipes" / "quickstart.yaml")
     assert "quickstart" in run(tmp_path / "venv/bin/asp", "recipe", "list", cwd=tmp_path)
+    assert not COMPILED or run(python, "-c", ABOUT, cwd=tmp_path).strip() in LEVELS
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_without_a_compiler_the_install_goes_on_and_the_reason_is_told(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, editable: bool
+) -> None:
+    copied = tmp_path / "source"
+    shutil.copytree(source, copied, ignore=shutil.ignore_patterns("build", "*.egg-info", "_cpu*"))
+    python = bare_venv(tmp_path / "venv")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    pip_install(python, "--no-index", *(("--editable", copied) if editable else (copied,)), cwd=tmp_path)
+    assert "no-such-compiler" in run(python, "-c", ABOUT, cwd=tmp_path)
 
 
 def test_a_real_kernels_package_wins_over_our_folder(tmp_path: Path) -> None:
