@@ -151,7 +151,7 @@ int asp_linear_24(int level, int bf16, const void* tiles, const void* x, int64_t
       } else {
         const int64_t size = bf16 ? 2 : 4;
         char* to = static_cast<char*>(plain.at) + i * columns * size;
-        std::memcpy(to, static_cast<const char*>(x) + i * stride * size, size_t(k * size));
+        if (k) std::memcpy(to, static_cast<const char*>(x) + i * stride * size, size_t(k * size));
         std::memset(to + k * size, 0, size_t((columns - k) * size));
       }
     }
