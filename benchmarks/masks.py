@@ -4,13 +4,14 @@ Cost: each pattern's mask beside the usual way to write it, the two in turn in o
 are processor time, which on one thread is the time itself but for what other processes take; `ratio` is the median of
 ours / other over the rounds, `extra` the peak memory that a mask needs, itself included, over the size of the weight,
 measured in a fresh process. Kept: share of a weight's magnitude that the mask keeps, for weights drawn with seed 0.
-Rows go to benchmarks/results/masks.csv.
+Rows go to benchmarks/results/masks.csv. All of it is torch alone: kernels/benchmarks/bench_mask.py has the C++ kernel.
 """
 
 from __future__ import annotations
 
 import csv
 import datetime
+import os
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from torch import Tensor
 from asp_toolkit.patterns import parse
 from asp_toolkit.report import environment
 
+os.environ["ASP_KERNELS_CPU"] = "off"  # read at the first mask
 RESULTS = Path(__file__).parent / "results" / "masks.csv"
 ROUNDS = 5
 
