@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ __all__ = [
 
 SCHEDULES: dict[str, Prepare] = {
     "one_shot": lambda section, chosen, total: Fixed,
-    "gradual": stepwise.prepare_gradual,
-    "steps": stepwise.prepare_steps,
+    "gradual": partial(stepwise.prepare, stepwise.gradual),
+    "steps": partial(stepwise.prepare, stepwise.steps),
     "straight_through": straight_through.prepare,
     "rigl": rigl.prepare,
-    "callable": stepwise.prepare_own,
+    "callable": partial(stepwise.prepare, stepwise.own),
 }
 """Name in a recipe -> what checks the section and then makes the keeper."""
 

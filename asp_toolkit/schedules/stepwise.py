@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -115,7 +116,14 @@ class Stepwise:
             self.gradients.load(state["gradients"])
 
 
-def _prepared(chosen: Mapping[str, Chosen], plan: Plan) -> Callable[[MaskSet, nn.Module], Keeper]:
+def prepare(
+    plan_of: Callable[[Any, Mapping[str, Chosen], int | None], Plan],
+    section: Any,
+    chosen: Mapping[str, Chosen],
+    total: int | None,
+) -> Callable[[MaskSet, nn.Module], Keeper]:
+    """As `keeper.Prepare`, for a schedule whose plan `plan_of` makes: `gradual`, `steps` or `own`."""
+    plan = plan_of(section, chosen, total)
     gradients = False
     for name, one in chosen.items():
         gradients |= bool(needs_of(one.score))
@@ -131,29 +139,9 @@ def _prepared(chosen: Mapping[str, Chosen], plan: Plan) -> Callable[[MaskSet, nn
     return lambda masks, model: Stepwise(chosen, masks, model, plan)
 
 
-def prepare_gradual(
-    section: Gradual, chosen: Mapping[str, Chosen], total: int | None
-) -> Callable[[MaskSet, nn.Module], Keeper]:
-    """As `keeper.Prepare`."""
-    return _prepared(chosen, gradual(section, chosen, known(total, section.name)))
-
-
-def prepare_steps(
-    section: Steps, chosen: Mapping[str, Chosen], total: int | None
-) -> Callable[[MaskSet, nn.Module], Keeper]:
-    """As `keeper.Prepare`."""
-    return _prepared(chosen, steps(section, chosen, total))
-
-
-def prepare_own(
-    section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None
-) -> Callable[[MaskSet, nn.Module], Keeper]:
-    """As `keeper.Prepare`."""
-    return _prepared(chosen, own(section, chosen, total))
-
-
-def gradual(section: Gradual, chosen: Mapping[str, Chosen], total: int) -> Plan:
+def gradual(section: Gradual, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
     """From dense to every parameter's own pattern, along `cubic`."""
+    total = known(total, section.name)
     for name, one in chosen.items():
         if not hasattr(one.pattern, "towards"):
             raise AspError(
