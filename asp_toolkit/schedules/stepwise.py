@@ -202,11 +202,14 @@ def steps(section: Steps, chosen: Mapping[str, Chosen], total: int | None) -> Pl
     return _checked(at, chosen, "prune.schedule.at")
 
 
-_FORESEEN = 10_000_000  # optimizer steps that a function of one's own is asked about before the training
+_FORESEEN = 10_000_000  # optimizer steps; fewer are asked about beforehand
 
 
 def own(section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None) -> Plan:
-    """What the user's function says, for all parameters alike; asked about every step before the training begins."""
+    """What the user's function says, for all parameters alike.
+
+    It is asked about every step before the training begins, unless there are very many, or nobody knows yet how many.
+    """
     place = f"prune.schedule.call: '{section.call}'"
     module, _, name = section.call.partition(":")
     total = known(total, "callable")
@@ -216,17 +219,22 @@ def own(section: OwnSchedule, chosen: Mapping[str, Chosen], total: int | None) -
         raise AspError(f"{place}: {type(error).__name__}: {error}") from error
     if not callable(made):
         raise AspError(f"{place}: expected a function of the step back, got {type(made).__name__}")
-    at = {}
-    for step in range(total + 1 if total < _FORESEEN else 1):
+
+    def ask(step: int) -> Pattern | None:
         try:
             said = made(step)
             pattern = parse(said) if isinstance(said, str) else said
         except Exception as error:
             raise AspError(f"{place}: step {step}: {type(error).__name__}: {error}") from error
-        if pattern is not None:
-            if not hasattr(pattern, "why_not"):
-                raise AspError(f"{place}: step {step}: expected a pattern, its text or None, got {pattern!r}")
-            at[step] = pattern
-    if total >= _FORESEEN:  # the number of steps is not known yet
-        return lambda step: None
-    return _checked(at, chosen, place)
+        if pattern is not None and not hasattr(pattern, "why_not"):
+            raise AspError(f"{place}: step {step}: expected a pattern, its text or None, got {pattern!r}")
+        return pattern
+
+    if total < _FORESEEN:
+        return _checked({step: found for step in range(total + 1) if (found := ask(step))}, chosen, place)
+
+    def plan(step: int) -> Mapping[str, Pattern | None] | None:
+        pattern = ask(step)
+        return None if pattern is None else _for_all(chosen, pattern, f"{place}: step {step}")
+
+    return plan

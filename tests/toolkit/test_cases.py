@@ -34,6 +34,7 @@ from asp_toolkit.pruning import Rule, masks_from_zeros, prune
 from asp_toolkit.recipe.schema import Recipe, ScheduleSection
 from asp_toolkit.schedules import Keeper, dense_weights, held, keeper_for
 from asp_toolkit.scores import SCORES, Stats
+from tests.toolkit.made_models import LanguageModel
 from tests.toolkit.made_tasks import batches, network
 
 PATTERNS = [
@@ -206,23 +207,6 @@ def test_fused_experts_are_pruned_along_the_right_axis_or_skipped(name: str, axe
             assert set(along(masks.masks[own], axis).sum(1).tolist()) == {2}
             assert torch.equal(weight != 0, masks.masks[own])
     assert len(masks.masks) == (2 if hidden == 8 else 1)
-
-
-class LanguageModel(nn.Module):
-    """Head and embedding are one tensor; the forward branches on its data and returns a dict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(12, 8)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 12, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        hidden = self.body(self.table(tokens))
-        if hidden.sum() > 0:
-            hidden = -hidden
-        return {"logits": self.head(hidden)}
 
 
 def test_a_tied_head_that_is_pruned_is_one_tensor_after_save_and_load() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asp_toolkit.errors import AspError
 from asp_toolkit.patterns import NM
 from asp_toolkit.pruning import Rule, choose, masks_from_zeros, prune
+from tests.toolkit.made_models import LanguageModel
 
 
 def bits(model: nn.Module) -> dict[str, Tensor]:
@@ -28,23 +29,6 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def no_minus_zero(model: nn.Module) -> bool:
     return not any(bool((torch.signbit(p) & (p == 0)).any()) for p in model.parameters())
-
-
-class Tied(nn.Module):
-    """A language model's shape: the head reads the embedding's tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(12, 8)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 12, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        hidden = self.body(self.table(tokens))
-        if hidden.sum() > 0:  # a branch on data, which tracing could not follow
-            hidden = -hidden
-        return {"logits": self.head(hidden)}
 
 
 def test_density_is_half_right_after_pruning() -> None:
@@ -153,7 +137,7 @@ def test_an_orthogonal_layer_is_skipped_since_its_weight_would_not_be_sparse() -
 
 
 def test_a_tied_head_stays_tied_and_dense() -> None:
-    model = Tied()
+    model = LanguageModel()
     before = model.table.weight.detach().clone()
     masks = prune(model)
     assert set(masks.masks) == {"body.weight"}
