@@ -36,7 +36,7 @@ from asp_toolkit.recipe.schema import Recipe, Training
 from asp_toolkit.report import build, environment, write
 from asp_toolkit.run_folder import claimed, finished
 from asp_toolkit.runlog import RunLog
-from asp_toolkit.schedules import Keeper, check_reached, check_schedule, dense_weights, keeper_for
+from asp_toolkit.schedules import Keeper, check_reached, check_schedule, keeper_for
 from asp_toolkit.schedules.keeper import masks_state
 from asp_toolkit.scores import Stats, needs_of
 from asp_toolkit.tasks import build_task
@@ -102,11 +102,10 @@ def _story(name: str, recipe: Recipe, folder: Path, run: Run) -> dict[str, Any]:
     phases = {"dense": _phase("dense", model, task, recipe.train, run, skip=recipe.train.skip)[0]}
     dense = {key: value.clone() for key, value in model.state_dict().items()}
 
-    unpruned = dense_weights(model, rules)
     masks = prune(model, rules=rules, stats=_stats(model, rules, task, recipe, run))
     phases["pruned"] = _judged("pruned", model, task, recipe, run)
 
-    schedule = partial(keeper_for, recipe.prune.schedule, model, rules, masks, unpruned)
+    schedule = partial(keeper_for, recipe.prune.schedule, model, rules, masks, dense)
     phases["retrained"], held = _phase("retrained", model, task, recipe.retraining(), run, masks, schedule)
     check_reached(held, masks)
     masks = held
